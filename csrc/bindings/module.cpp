@@ -1,0 +1,39 @@
+// The extension module. One file per noun registers its ops.
+#include <pybind11/pybind11.h>
+
+#include "bindings/tensor_caster.h"
+#include "eagle_cuda/threads.h"
+
+namespace py = pybind11;
+
+namespace eagle::bindings {
+void bind_linear(py::module_& m);
+void bind_draft(py::module_& m);
+void bind_tree(py::module_& m);
+void bind_attention(py::module_& m);
+void bind_sampling(py::module_& m);
+void bind_verify(py::module_& m);
+void bind_kv_cache(py::module_& m);
+}  // namespace eagle::bindings
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "eagle_cuda native ops; use them through the functions of the package eagle_cuda";
+  m.def("num_threads", &eagle::num_threads);
+  m.def("set_num_threads", &eagle::set_num_threads, py::arg("n"), py::call_guard<py::gil_scoped_release>());
+  m.def("build_info", [] {
+    py::dict info;
+    info["version"] = EAGLE_VERSION;
+    info["compiler"] = EAGLE_COMPILER;
+    info["cuda"] = bool(EAGLE_WITH_CUDA);
+    info["cpu_isa"] = eagle::cpu_isa();
+    info["num_threads"] = eagle::num_threads();
+    return info;
+  });
+  eagle::bindings::bind_linear(m);
+  eagle::bindings::bind_draft(m);
+  eagle::bindings::bind_tree(m);
+  eagle::bindings::bind_attention(m);
+  eagle::bindings::bind_sampling(m);
+  eagle::bindings::bind_verify(m);
+  eagle::bindings::bind_kv_cache(m);
+}

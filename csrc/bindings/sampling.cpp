@@ -1,0 +1,11 @@
+#include <pybind11/pybind11.h>
+
+#include "bindings/tensor_caster.h"
+#include "eagle_cuda/sampling.h"
+
+namespace eagle::bindings {
+namespace py = pybind11;
+
+void bind_sampling(py::module_&) {}
+
+}  // namespace eagle::bindings

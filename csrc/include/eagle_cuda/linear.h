@@ -1,0 +1,139 @@
+#pragma once
+// linear: weights packed once, then skinny matrix products whose rows do not depend on each other.
+//
+// Row invariance: row i of every result is bitwise what a call with row i alone gives (NUMERICS.md, linear).
+#include <cstdint>
+
+#include "eagle_cuda/tensor_view.h"
+
+namespace eagle {
+
+enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16 };
+enum class Activation : uint8_t { kNone, kSwiGLU };
+
+// One [N, K] matrix (or several that share an input, rows concatenated) in the order in which a backend streams it.
+struct PackedWeight {
+  const void* data = nullptr;  // [packed_weight_bytes]  64-byte aligned on the CPU
+  int64_t bytes = 0;
+  DeviceType backend = DeviceType::kCPU;
+  int device_id = 0;
+  WeightFormat format = WeightFormat::kBFloat16;
+  bool paired = false;  // gate and up rows are paired for SwiGLU; N counts both
+  int64_t n = 0;        // N, rows = outputs
+  int64_t k = 0;        // K, columns = inputs
+};
+
+int64_t packed_weight_bytes(int64_t n, int64_t k, WeightFormat format, DeviceType backend);
+
+// Rows [row_begin, row_begin + rows) of the packed matrix come from `weight` [rows, K]; called once per source.
+struct PackWeightParams {
+  int64_t n, k;       // the packed matrix
+  WeightFormat format;
+  bool paired;        // the first half of the N source rows is gate, the second half up
+  int64_t row_begin;  // place of the source's first row among the N concatenated rows
+  int64_t rows;
+  const void* weight;  // [rows, K]  dtype of `format`
+  int64_t weight_stride;
+  void* packed;  // [packed_weight_bytes]
+};
+
+struct UnpackWeightParams {
+  PackedWeight weight;
+  void* out;  // [N, K]  contiguous, dtype of the format, rows in source order (gate first, then up)
+};
+
+// out = residual + activation(norm(x) @ W^T + bias). Sums are fp32; one rounding to `out_dtype` at the end.
+// norm(x) is rms_norm(x, norm_weight, norm_eps), rounded to x's dtype. SwiGLU: out = silu(gate) * up, N/2 columns.
+struct LinearParams {
+  int64_t m;  // rows, any number
+  PackedWeight weight;
+  Activation activation;
+  DType x_dtype;    // the dtype of the weight's format
+  DType out_dtype;  // float32, bfloat16 or float16
+  float norm_eps;
+
+  const void* x;  // [M, K]  row stride x_stride
+  int64_t x_stride;
+  const void* norm_weight;  // [K]  dtype of x; nullptr: no norm
+  const void* bias;         // [N]  dtype of x; nullptr: none
+  const void* residual;     // [M, N or N/2]  dtype of out; nullptr: none; may be `out` itself
+  int64_t residual_stride;
+  void* out;  // [M, N or N/2]
+  int64_t out_stride;
+};
+
+// out = x / sqrt(mean(x^2) + eps) * weight, in fp32 with one rounding; bit-equal to linear's fused norm.
+struct RmsNormParams {
+  int64_t m, k;
+  DType dtype;  // of x, weight and out
+  float eps;
+  const void* x;  // [M, K]
+  int64_t x_stride;
+  const void* weight;  // [K]
+  void* out;           // [M, K]  may be x
+  int64_t out_stride;
+};
+
+// The k best tokens of every row of norm(x) @ W^T, by (score descending, draft id ascending).
+//
+// Uncoupled row (no temperature given, or temperature[m] < 1e-5): rank by the logit q;
+//   log_probs = log_softmax(q).
+// Coupled row: rank by z = q + T * g(seed, position, target id), T = temperature[m];
+//   log_probs = log_softmax(z / tau)   (NUMERICS.md, coupled drafting).
+// log_probs are clamped to <= 0; NaN counts as -inf. A row with fewer than k usable logits is filled up with the
+// lowest unused ids at -inf.
+struct LmHeadTopkParams {
+  int64_t m;
+  PackedWeight weight;  // [Vd, K]
+  int top_k;            // 1 .. 32, at most Vd
+  DType x_dtype;
+  float norm_eps;
+  float tau;  // > 0
+
+  const void* x;  // [M, K]
+  int64_t x_stride;
+  const void* norm_weight;         // [K] or nullptr
+  const int32_t* draft_to_target;  // [Vd] absolute target ids, or nullptr for the identity
+  const float* temperature;        // [M] or nullptr: no coupling
+  const int64_t* seeds;            // [M] when temperature is given
+  const int32_t* positions;        // [M] when temperature is given: index of the token to be produced
+
+  int32_t* tokens;   // [M, top_k]  target ids, best first
+  float* log_probs;  // [M, top_k]
+  float* lse;        // [M]  natural log of the sum of exp(q) (or of exp(z / tau)); may be nullptr
+};
+
+void validate(const PackWeightParams& p);
+void validate(const UnpackWeightParams& p);
+void validate(const LinearParams& p);
+void validate(const RmsNormParams& p);
+void validate(const LmHeadTopkParams& p);
+
+namespace cpu {
+void pack_weight(const PackWeightParams& p);
+void unpack_weight(const UnpackWeightParams& p);
+void linear(const LinearParams& p);
+void rms_norm(const RmsNormParams& p);
+void lm_head_topk(const LmHeadTopkParams& p);
+}  // namespace cpu
+
+namespace cuda {
+int64_t packed_weight_bytes(int64_t n, int64_t k, WeightFormat format);
+void pack_weight(const PackWeightParams& p, CUstream_st* stream);
+void unpack_weight(const UnpackWeightParams& p, CUstream_st* stream);
+void linear(const LinearParams& p, CUstream_st* stream);
+void rms_norm(const RmsNormParams& p, CUstream_st* stream);
+void lm_head_topk(const LmHeadTopkParams& p, CUstream_st* stream);
+}  // namespace cuda
+
+// Tensor forms: every dtype, shape, stride and device is checked here, then the call goes to a backend.
+void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into, TensorView packed, CUstream_st* stream);
+void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stream);
+void linear(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps, TensorView bias,
+            TensorView residual, Activation activation, TensorView out, CUstream_st* stream);
+void rms_norm(TensorView x, TensorView weight, float eps, TensorView out, CUstream_st* stream);
+void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps,
+                  TensorView draft_to_target, TensorView temperature, TensorView seeds, TensorView positions, float tau,
+                  TensorView tokens, TensorView log_probs, TensorView lse, CUstream_st* stream);
+
+}  // namespace eagle
