@@ -1,0 +1,142 @@
+"""Batches for the unrolled pass and the loss on its levels."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle_decode.train.features import Example
+from eagle_decode.train.head import EagleHead
+
+
+@dataclass
+class Batch:
+    """Dialogues padded to one length S, with R start rows each.
+
+    tokens [B, S + steps] int64; features [B, S, F]; rows [B, R] int64 start positions in random order;
+    targets [B, R + steps] int64: for start row r and level i, `target_rows[b, r] + i` indexes the flat
+    teacher tensors.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    rows: Tensor
+    target_rows: (
+        Tensor  # [B, R]: flat teacher row of level 0, or beyond the dialogue's own where r is padding
+    )
+    target_ends: Tensor  # [B]: first flat teacher row that is no longer this dialogue's
+    teacher_ids: Tensor  # [A, k]
+    teacher_probs: Tensor  # [A, k]
+    target_best: Tensor  # [A]
+    num_tokens: int
+
+
+def make_batches(
+    examples: list[Example], batch_tokens: int, chooser: random.Random
+) -> Iterator[list[Example]]:
+    """Groups examples of similar length into batches of about `batch_tokens`, in random order."""
+    order = sorted(examples, key=lambda example: len(example) * chooser.uniform(0.95, 1.05))
+    groups: list[list[Example]] = []
+    longest = 0
+    for example in order:
+        longest = max(longest, len(example))
+        if not groups or (len(groups[-1]) + 1) * longest > batch_tokens:
+            groups.append([])
+            longest = len(example)
+        groups[-1].append(example)
+    chooser.shuffle(groups)
+    yield from groups
+
+
+def collate(group: list[Example], steps: int, generator: torch.Generator, device: torch.device) -> Batch:
+    """Pads a group. A start row t needs the features of t and the distribution after token t + 1."""
+    longest = max(map(len, group))
+    counts = [len(example) - example.prompt_length - 1 for example in group]
+    tokens = torch.zeros(len(group), longest + steps, dtype=torch.int64)
+    features = torch.zeros(len(group), longest - 1, group[0].features.shape[1], dtype=torch.bfloat16)
+    rows = torch.zeros(len(group), max(counts), dtype=torch.int64)
+    target_rows = torch.full((len(group), max(counts)), 1 << 40)
+    target_ends = torch.zeros(len(group), dtype=torch.int64)
+    start = 0
+    for b, (example, count) in enumerate(zip(group, counts, strict=True)):
+        length, first = len(example), example.prompt_length - 1
+        tokens[b, :length] = example.tokens
+        features[b, : length - 1] = example.features[: length - 1]
+        shuffled = torch.randperm(count, generator=generator)
+        rows[b, :count] = first + shuffled
+        target_rows[b, :count] = start + 1 + shuffled
+        start += count + 1
+        target_ends[b] = start
+    return Batch(
+        tokens=tokens.to(device),
+        features=features.to(device),
+        rows=rows.to(device),
+        target_rows=target_rows.to(device),
+        target_ends=target_ends.to(device),
+        teacher_ids=torch.cat([example.teacher_ids for example in group]).to(device, torch.int64),
+        teacher_probs=torch.cat([example.teacher_probs for example in group]).to(device, torch.float32),
+        target_best=torch.cat([example.target_best for example in group]).to(device, torch.int64),
+        num_tokens=sum(map(len, group)),
+    )
+
+
+class SoftCrossEntropy(torch.autograd.Function):
+    """Mean cross-entropy of logits [N, Vd] against sparse teachers (ids, probs) [N, k]; also the argmax [N].
+
+    Forward and gradient share one softmax, and the gradient is kept in bf16: on a CPU this halves the time
+    that the loss takes beside the output projection.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, teacher_ids: Tensor, teacher_probs: Tensor):
+        best = logits.max(-1)
+        probabilities = torch.softmax(logits, -1, dtype=torch.float32)
+        log_sum = best.values.float() - probabilities.gather(1, best.indices[:, None])[:, 0].log()
+        loss = (log_sum - (teacher_probs * logits.gather(1, teacher_ids)).sum(-1)).mean()
+        probabilities.scatter_add_(1, teacher_ids, -teacher_probs)
+        ctx.save_for_backward(probabilities.bfloat16())
+        ctx.mark_non_differentiable(best.indices)
+        return loss, best.indices
+
+    @staticmethod
+    def backward(ctx, grad_loss: Tensor, _):
+        (gradient,) = ctx.saved_tensors  # of the sum; ours alone, so it is scaled in place
+        return gradient.mul_(grad_loss / len(gradient)), None, None
+
+
+def unrolled_loss(
+    head: EagleHead, embedding: Tensor, batch: Batch, keep: tuple[float, ...], decay: float = 0.8
+) -> tuple[Tensor, list[float]]:
+    """Loss summed over levels with weights decay ** level, and the share of rows guessed right at each level.
+
+    keep: share of start rows that each level keeps, non-increasing. Later levels matter as seldom as drafts
+    get that far, so that thinning them spends the time where the acceptance is decided.
+    """
+    count = batch.rows.shape[1]
+    rows_per_level = [max(1, round(count * share)) for share in keep]
+    with torch.autocast(batch.features.device.type, torch.bfloat16):
+        embedded = F.embedding(batch.tokens[:, 1:], embedding)
+        outputs = head.unroll(embedded, batch.features, batch.rows, rows_per_level)
+        total, correct = torch.zeros((), device=batch.features.device), []
+        for level, (hidden, kept) in enumerate(zip(outputs, rows_per_level, strict=True)):
+            index = batch.target_rows[:, :kept] + level
+            known = index < batch.target_ends[:, None]
+            index = torch.where(known, index, 0)
+            best = batch.target_best[index]
+            learnt = known & (
+                best >= 0
+            )  # a token outside the draft vocabulary cannot be drafted: nothing to learn
+            at = index[learnt]
+            if not len(at):
+                correct.append(0.0)
+                continue
+            logits = head.logits(hidden[learnt])
+            loss, guess = SoftCrossEntropy.apply(logits, batch.teacher_ids[at], batch.teacher_probs[at])
+            total = total + decay**level * loss
+            correct.append(((guess == best[learnt]).sum() / known.sum().clamp(min=1)).item())
+    return total, correct

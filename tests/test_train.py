@@ -1,0 +1,510 @@
+"""The training recipe: the unrolled pass is what drafting computes, text and features are the target's own,
+exports read back, interrupted runs continue exactly, and training learns."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from eagle_decode.models.checkpoint import Checkpoint, complete_config
+from eagle_decode.train import data, recipe
+from eagle_decode.train.evaluate import (
+    Drafter,
+    Reference,
+    TreeShape,
+    acceptance,
+    accepted_length,
+    greedy_references,
+)
+from eagle_decode.train.export import export_head, head_tensors, import_head
+from eagle_decode.train.features import FeatureStore, extract_features, feature_rms
+from eagle_decode.train.head import EagleHead, HeadConfig, rescale_features, warm_start
+from eagle_decode.train.loss import SoftCrossEntropy, collate, make_batches, unrolled_loss
+from eagle_decode.train.target import TorchTarget
+from eagle_decode.train.trainer import Settings, Trainer, shard_schedule
+
+VOCAB, STOP = 48, 2
+
+
+def tiny_checkpoint(family: str = "llama", seed: int = 0) -> Checkpoint:
+    """A random target of 7 layers, the fewest with three distinct feature layers."""
+    config = complete_config(
+        {
+            "model_type": family,
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "vocab_size": VOCAB,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "eos_token_id": STOP,
+            "sliding_window": 6 if family == "mistral" else None,
+        },
+        "tiny",
+    )
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+
+    tensors = {"model.embed_tokens.weight": 6 * draw(VOCAB, 32), "model.norm.weight": 1 + 0.1 * draw(32)}
+    for i in range(7):
+        layer, attention = f"model.layers.{i}.", f"model.layers.{i}.self_attn."
+        tensors |= {
+            layer + f"{name}.weight": 1 + draw(32) for name in ("input_layernorm", "post_attention_layernorm")
+        }
+        tensors |= {
+            attention + "q_proj.weight": draw(32, 32),
+            attention + "k_proj.weight": draw(16, 32),
+            attention + "v_proj.weight": draw(16, 32),
+            attention + "o_proj.weight": draw(32, 32),
+            layer + "mlp.gate_proj.weight": draw(40, 32),
+            layer + "mlp.up_proj.weight": draw(40, 32),
+            layer + "mlp.down_proj.weight": draw(32, 40),
+        }
+        if family == "qwen2":
+            tensors |= {
+                attention + f"{name}_proj.bias": draw(rows)
+                for name, rows in (("q", 32), ("k", 16), ("v", 16))
+            }
+        if family == "qwen3":
+            tensors |= {attention + f"{name}_norm.weight": 1 + draw(8) for name in ("q", "k")}
+    return Checkpoint(config, tensors, Path("tiny"))
+
+
+@pytest.fixture(scope="module")
+def target() -> TorchTarget:
+    return TorchTarget(tiny_checkpoint(), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def dialogues(target) -> list[data.Dialogue]:
+    """Text that the target wrote, with prompts of 3 to 7 tokens."""
+    chooser, generator = random.Random(0), torch.Generator().manual_seed(0)
+    prompts = [[chooser.randrange(3, VOCAB) for _ in range(chooser.randint(3, 7))] for _ in range(40)]
+    answers = data.sample_batch(target, prompts, [0.7] * 40, 20, [STOP], generator)
+    return [data.Dialogue(tuple(p), tuple(a)) for p, a in zip(prompts, answers, strict=True) if len(a) >= 8]
+
+
+def random_head(draft_vocab_size: int = 32, seed: int = 1) -> EagleHead:
+    """A head with random weights, norms and draft ids, so that no term of the pass is trivial."""
+    torch.manual_seed(seed)
+    head = EagleHead(HeadConfig.for_target(tiny_checkpoint().config, draft_vocab_size))
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1))
+        head.draft_ids.copy_(torch.randperm(VOCAB)[:draft_vocab_size].sort().values)
+        head.feature_scale.uniform_(0.5, 2.0)
+    return head
+
+
+# ---- the target
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_target_equals_transformers(family):
+    transformers = pytest.importorskip("transformers")
+    checkpoint = tiny_checkpoint(family)
+    config = transformers.AutoConfig.for_model(**checkpoint.config)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.load_state_dict(dict(checkpoint.tensors), strict=False)
+    model.tie_weights()
+    ids = torch.randint(0, VOCAB, (2, 13), generator=torch.Generator().manual_seed(3))
+    ours = TorchTarget(checkpoint, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(ids, output_hidden_states=True)
+        hidden, captured = ours.forward(ids, torch.arange(13)[None], capture=(2, 3, 4))
+        assert torch.allclose(ours.logits(hidden), expected.logits, rtol=1e-4, atol=1e-4)
+    for layer, features in zip((2, 3, 4), captured, strict=True):
+        assert torch.allclose(features, expected.hidden_states[layer], rtol=1e-4, atol=1e-4), layer
+
+
+def test_batched_sampling_at_temperature_zero_is_greedy_decoding(target):
+    """Left padding, the cache and the removal of finished requests change nothing."""
+    chooser = random.Random(5)
+    prompts = [[chooser.randrange(3, VOCAB) for _ in range(length)] for length in (2, 9, 5, 7, 3, 4, 6, 8)]
+    stops = list(range(0, VOCAB, 4))  # many, so that some requests end early
+    answers = data.sample_batch(target, prompts, [0.0] * 8, 12, stops, torch.Generator().manual_seed(0))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + 12 and (len(tokens) == len(prompt) or tokens[-1] not in stops):
+            hidden, _ = target.forward(torch.tensor([tokens]), torch.arange(len(tokens))[None])
+            tokens.append(int(target.logits(hidden[0, -1]).argmax()))
+        assert answer == tokens[len(prompt) :]
+    assert len({len(answer) for answer in answers}) > 1
+
+
+# ---- features
+
+
+def test_features_are_the_targets_own(target, dialogues):
+    draft_ids = torch.arange(0, VOCAB, 2)
+    for example in extract_features(target, dialogues, (2, 3, 4), draft_ids, teacher_k=5, batch_tokens=100):
+        tokens, first = example.tokens.long(), example.prompt_length
+        hidden, captured = target.forward(tokens[None], torch.arange(len(tokens))[None], capture=(2, 3, 4))
+        assert torch.allclose(example.features.float(), torch.cat(captured, -1)[0], rtol=1e-2, atol=2e-2)
+        logits = target.logits(hidden[0, first - 1 : -1])[:, draft_ids]
+        values, ids = logits.topk(5, -1)
+        assert torch.equal(example.teacher_ids.long(), ids)
+        assert torch.allclose(example.teacher_probs.float(), values.softmax(-1), atol=2e-3)
+        can_be_drafted = tokens[first:] % 2 == 0
+        assert torch.equal(example.target_best.long(), torch.where(can_be_drafted, ids[:, 0], -1))
+
+
+def test_shards_read_back_and_are_extracted_once(target, dialogues, tmp_path):
+    store = FeatureStore(tmp_path, target, dialogues, (2, 3, 4), torch.arange(VOCAB), shard_tokens=150)
+    assert len(store) > 2
+    assert sum(store.tokens_in(i) for i in range(len(store))) == sum(map(len, dialogues))
+    fresh = store.load(1)
+    store.target = None  # a second reading must not need the target
+    for a, b in zip(fresh, store.load(1), strict=True):
+        assert a.prompt_length == b.prompt_length
+        for name in ("tokens", "features", "teacher_ids", "teacher_probs", "target_best"):
+            assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+# ---- the head
+
+
+def test_unrolled_pass_equals_drafting(target, dialogues):
+    """Level i from start t gives the logits that step-by-step drafting gives after committing the prefix up
+    to t + 1.
+    """
+    head, levels = random_head(), 4
+    example = extract_features(target, dialogues[:1], (2, 3, 4), head.draft_ids)[0]
+    tokens, length = example.tokens.long(), len(example)
+    embedding = target.embedding
+    starts = torch.randperm(length - levels - 1, generator=torch.Generator().manual_seed(0))[:6]
+    kept = [6, 5, 3, 2]
+    features = example.features[: length - 1].float()
+    padded = F.pad(tokens, (0, levels))
+    with torch.no_grad():
+        unrolled = head.unroll(F.embedding(padded[1:], embedding)[None], features[None], starts[None], kept)
+        assert [output.shape[1] for output in unrolled] == kept
+        for column, start in enumerate(starts.tolist()):
+            drafter = Drafter(head, embedding)
+            drafter.extend(tokens[1 : start + 2], features[: start + 1])
+            hidden, cache = drafter.hidden, drafter.cache
+            for level in range(levels):
+                if level:
+                    embedded = embedding[tokens[start + 1 + level]][None, None]
+                    hidden, cache = head.step(embedded, hidden, torch.tensor([[start + level]]), cache, None)
+                if column < kept[level]:
+                    got, expected = head.logits(unrolled[level][0, column]), head.logits(hidden[0, 0])
+                    assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4), (start, level)
+
+
+def test_padding_does_not_change_the_loss(target, dialogues):
+    """Each dialogue contributes the same alone and beside longer ones."""
+    head = random_head()
+    examples = extract_features(target, dialogues[:3], (2, 3, 4), head.draft_ids)
+    generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
+
+    def losses(group):
+        batch = collate(group, 1, generator, device)
+        rows = ((batch.target_rows < batch.target_ends[:, None]) & (batch.target_rows >= 0)).nonzero()
+        learnt = sum(batch.target_best[batch.target_rows[b, r]] >= 0 for b, r in rows.tolist())
+        with torch.no_grad():
+            return unrolled_loss(head, target.embedding, batch, (1.0,))[0].item(), int(learnt)
+
+    together, count = losses(examples)
+    alone = [losses([example]) for example in examples]
+    assert count == sum(n for _, n in alone)
+    assert together == pytest.approx(sum(loss * n for loss, n in alone) / count, rel=2e-2)  # bf16 autocast
+
+
+def test_soft_cross_entropy_and_its_gradient():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 20, generator=generator, requires_grad=True)
+    probs, ids = torch.randn(7, 20, generator=generator).softmax(-1).topk(6, -1)
+    probs = probs / probs.sum(-1, keepdim=True)
+    expected = -(torch.zeros(7, 20).scatter(1, ids, probs) * logits.log_softmax(-1)).sum(-1).mean()
+    (expected_gradient,) = torch.autograd.grad(expected, logits)
+    loss, best = SoftCrossEntropy.apply(logits, ids, probs)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(best, logits.argmax(-1))
+    assert torch.allclose(
+        logits.grad.float(), expected_gradient, rtol=2e-2, atol=1e-4
+    )  # the gradient is kept in bf16
+
+
+def test_warm_start_and_rescaling_keep_what_they_promise(target):
+    head = random_head()
+    features = torch.randn(5, 96) * 10
+    before = head.fuse(features)
+    rescale_features(head, torch.rand(96) + 0.1)
+    assert torch.allclose(head.fuse(features), before, rtol=1e-4, atol=1e-3)
+    draft_ids = torch.arange(1, 33)
+    warm_start(head, target.lm_head, target.final_norm, draft_ids, torch.full((96,), 4.0))
+    assert torch.equal(head.lm_head.weight, target.lm_head[1:33])
+    assert torch.equal(head.feature_scale, torch.full((96,), 0.25))
+
+
+def test_feature_layers_must_be_distinct_and_exist():
+    config = tiny_checkpoint().config
+    with pytest.raises(ValueError, match="feature_layers"):
+        HeadConfig.for_target(config | {"num_hidden_layers": 5}, 8)
+    with pytest.raises(ValueError, match="draft_vocab_size"):
+        HeadConfig.for_target(config, VOCAB + 1)
+
+
+# ---- the draft vocabulary and exported heads
+
+
+def test_draft_vocabulary_prefers_stops_then_frequent_tokens():
+    texts = [
+        data.Dialogue((1,), (40, 40, 40, 41)),
+        data.Dialogue((1,), (41, 42)),
+        data.Dialogue((1,), (42, 41)),
+    ]
+    chosen = data.choose_draft_vocabulary(texts, 3, VOCAB, always=[STOP])
+    assert chosen.tolist() == [STOP, 41, 42]  # 40 is written more often, but in one answer only
+
+
+def test_exported_head_reads_back_and_computes_the_same(tmp_path):
+    head = random_head()
+    folder = export_head(head, tmp_path / "head", notes="made by a test\n")
+    again = import_head(folder)
+    assert again.config == head.config
+    assert torch.equal(again.draft_ids, head.draft_ids)
+    assert torch.equal(again.feature_scale, torch.ones(96))
+    features = torch.randn(4, 96)
+    folded = {
+        name: tensor.float() for name, tensor in head_tensors(head).items() if name not in ("d2t", "t2d")
+    }
+    for name, parameter in again.named_parameters():
+        assert torch.equal(parameter, folded[name]), name
+    assert torch.allclose(again.fuse(features), head.fuse(features), rtol=3e-2, atol=3e-2)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [
+        1,
+        2,
+        3,
+    ]  # outputs of the layer before
+    assert (folder / "README.md").read_text() == "made by a test\n"
+
+
+def test_vocabulary_maps_agree():
+    tensors, head = head_tensors(random_head()), random_head()
+    ids = torch.arange(32) + tensors["d2t"]
+    assert torch.equal(ids, head.draft_ids)
+    assert (ids[1:] > ids[:-1]).all()
+    assert torch.equal(tensors["t2d"].nonzero()[:, 0], ids)
+    assert tensors["d2t"].dtype == torch.int64
+    assert tensors["t2d"].dtype == torch.bool
+    assert tensors["lm_head.weight"].dtype == torch.bfloat16
+
+
+def test_damaged_heads_are_refused_by_name(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = export_head(random_head(), tmp_path / "head")
+    good = load_file(folder / "model.safetensors")
+
+    def refuses(tensors: dict, message: str) -> None:
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(ValueError, match=message):
+            import_head(folder)
+
+    refuses(
+        {name: tensor for name, tensor in good.items() if name != "norm.weight"}, r"norm\.weight \(expected"
+    )
+    refuses(good | {"surplus": torch.zeros(1)}, r"surplus \(expected None")
+    refuses(good | {"fc.weight": torch.zeros(32, 95)}, r"fc\.weight \(expected \(32, 96\), got \(32, 95\)")
+    refuses(good | {"t2d": good["t2d"].roll(1)}, "d2t and t2d")
+
+
+# ---- acceptance
+
+
+def test_draft_tree_holds_the_most_probable_paths(target):
+    """Against all paths by brute force: with top_k = Vd nothing is pruned, so the best nodes are known."""
+    head = random_head(draft_vocab_size=4)
+    features, tokens = torch.randn(3, 96), torch.tensor([5, 6, 7])
+    drafter = Drafter(head, target.embedding)
+    with torch.inference_mode():
+        drafter.extend(tokens, features)
+        got_tokens, got_parents = drafter.draft(TreeShape(levels=2, top_k=4, num_nodes=9))
+        first = head.logits(drafter.hidden)[0, 0].log_softmax(-1)
+        scores = {(i,): first[i].item() for i in range(4)}
+        for i in range(4):
+            embedded = target.embedding[head.draft_ids[i]][None, None]
+            hidden, _ = head.step(embedded, drafter.hidden, torch.tensor([[3]]), drafter.cache, None)
+            second = head.logits(hidden)[0, 0].log_softmax(-1)
+            scores |= {(i, j): (first[i] + second[j]).item() for j in range(4)}
+    best = sorted(scores, key=scores.get, reverse=True)[:8]
+    expected = {tuple(head.draft_ids[list(path)].tolist()) for path in best}
+    paths = []
+    for token, parent in zip(got_tokens, got_parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    assert set(paths) == expected
+
+
+def test_accepted_length_walks_the_tree():
+    tokens, parents = [5, 9, 7, 9], [-1, -1, 0, 2]
+    assert accepted_length(tokens, parents, [5, 7, 9, 1]) == 3
+    assert accepted_length(tokens, parents, [9, 7]) == 1
+    assert accepted_length(tokens, parents, [4]) == 0
+
+
+def test_acceptance_counts_the_tokens_of_a_cycle(target):
+    """A tree that holds every token is always right at each of its levels; an empty vocabulary match is 1 a
+    cycle.
+    """
+    prompt = [3, 4, 5]
+    references = greedy_references(target, [prompt], 11, [VOCAB + 1], (2, 3, 4))
+    assert len(references[0].tokens) == 14
+    everything = random_head(draft_vocab_size=VOCAB)
+    wide = TreeShape(levels=1, top_k=VOCAB, num_nodes=VOCAB + 1)
+    assert acceptance(everything, target.embedding, references, wide) == 2.0  # 10 tokens in cycles of 2
+    reference = Reference(torch.tensor([3, 4, 5, *[9] * 8]), 3, references[0].features[:11])
+    never = random_head(draft_vocab_size=8)
+    never.draft_ids.copy_(torch.arange(20, 28))
+    assert acceptance(never, target.embedding, [reference], TreeShape(3, 4, 8)) == 1.0
+
+
+# ---- the loop
+
+
+def small_trainer(target, dialogues, folder: Path, settings: Settings) -> Trainer:
+    torch.manual_seed(0)
+    draft_ids = torch.arange(VOCAB)
+    store = FeatureStore(folder, target, dialogues, (2, 3, 4), draft_ids, shard_tokens=250)
+    head = EagleHead(HeadConfig.for_target(target.config, VOCAB))
+    warm_start(head, target.lm_head, target.final_norm, draft_ids, feature_rms(store.load(0)))
+    return Trainer(head, target.embedding, store.load, len(store), settings, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("muon", [False, True])
+def test_a_resumed_run_ends_in_the_same_state(target, dialogues, tmp_path, muon):
+    settings = Settings(batch_tokens=120, muon=muon, replays=1)
+    whole = small_trainer(target, dialogues, tmp_path / "features", settings)
+    for step in range(12):
+        whole.advance(step / 12)
+    part = small_trainer(target, dialogues, tmp_path / "features", settings)
+    for step in range(7):
+        part.advance(step / 12)
+    part.save(tmp_path / "checkpoint.pt")
+    resumed = small_trainer(target, dialogues, tmp_path / "features", settings)
+    resumed.restore(tmp_path / "checkpoint.pt")
+    for step in range(7, 12):
+        resumed.advance(step / 12)
+    assert (resumed.step_count, resumed.tokens_seen, resumed.visit) == (12, whole.tokens_seen, whole.visit)
+    for a, b in zip(resumed.head.parameters(), whole.head.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for a, b in zip(resumed.averaged_head().parameters(), whole.averaged_head().parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(target, dialogues, tmp_path):
+    trainer = small_trainer(target, dialogues, tmp_path / "features", Settings(batch_tokens=120))
+    trainer.save(tmp_path / "checkpoint.pt")
+    other = small_trainer(target, dialogues, tmp_path / "features", Settings(batch_tokens=130))
+    with pytest.raises(ValueError, match="another work_dir"):
+        other.restore(tmp_path / "checkpoint.pt")
+
+
+def test_training_raises_the_acceptance(target, dialogues, tmp_path):
+    trainer = small_trainer(target, dialogues, tmp_path, Settings(batch_tokens=250, learning_rate=1e-2))
+    references = greedy_references(target, [list(d.prompt) for d in dialogues[:4]], 24, [STOP], (2, 3, 4))
+    shape, losses = TreeShape(levels=3, top_k=2, num_nodes=6), []
+    before = acceptance(trainer.averaged_head(), target.embedding, references, shape)
+    for step in range(60):
+        trainer.advance(
+            step / 60 * 0.7
+        )  # below the point where a deeper pass begins, which would change the loss
+        losses.append(trainer.loss)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert acceptance(trainer.averaged_head(), target.embedding, references, shape) > before + 0.1
+
+
+def test_schedule_spreads_new_shards_and_then_covers_all():
+    schedule = shard_schedule(4, replays=2, seed=0)
+    visits = [next(schedule) for _ in range(4 + 5 + 8)]
+    first_seen = [visits.index(shard) for shard in range(4)]
+    assert first_seen == [0, 1, 3, 6]  # 0 | 1 0 | 2 x x | 3 x x
+    assert sorted(visits[9:13]) == sorted(visits[13:17]) == [0, 1, 2, 3]
+
+
+def test_batches_hold_every_example_once(target, dialogues):
+    examples = extract_features(target, dialogues, (2, 3, 4), torch.arange(VOCAB))
+    groups = list(make_batches(examples, 150, random.Random(0)))
+    assert sorted(id(example) for group in groups for example in group) == sorted(map(id, examples))
+    assert all(len(group) * max(map(len, group)) <= 150 for group in groups)
+
+
+def test_reading_dialogues_and_prompts(tmp_path):
+    path = tmp_path / "dialogues.jsonl"
+    lines = [
+        {"p": [1, 2], "r": [3, 4, 5, 6, 7]},
+        {"p": [1, 2], "r": [3]},
+        {"p": [1] * 5, "r": list(range(9))},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"p": [1, 2')
+    assert data.read_dialogues(path, max_tokens=9) == [
+        data.Dialogue((1, 2), (3, 4, 5, 6, 7)),
+        data.Dialogue((1,) * 5, (0, 1, 2, 3)),
+    ]
+    path.write_text('{"turns": ["first", "second"]}\n\nplain text\n{"prompt": "third"}\n')
+    assert data.read_prompts(path) == ["first", "plain text", "third"]
+
+
+class ToyTokenizer:
+    """Letters as ids 3 and up; enough of a tokenizer for the recipe."""
+
+    chat_template, eos_token_id, all_special_tokens = "toy", STOP, ()
+
+    def apply_chat_template(self, turns, add_generation_prompt, tokenize):
+        return f"<{turns[-1]['content']}>"
+
+    def __call__(self, text, add_special_tokens=False):
+        return {"input_ids": [3 + ord(letter) % (VOCAB - 3) for letter in text]}
+
+    def decode(self, ids):
+        return "".join(chr(97 + i % 26) for i in ids)
+
+
+def test_train_writes_text_trains_resumes_and_exports(tmp_path, monkeypatch):
+    """The whole recipe without any data set, stopped once on its way, then continued from its own head."""
+    monkeypatch.setattr(recipe, "load_checkpoint", lambda _: tiny_checkpoint())
+    monkeypatch.setattr(recipe, "load_tokenizer", lambda _: ToyTokenizer())
+    settings = Settings(batch_tokens=400, shard_tokens=2000)
+    lines: list[str] = []
+    (tmp_path / "prompts.txt").write_text("\n".join(f"question {i}" for i in range(12)))
+    common = {
+        "settings": settings,
+        "prompts": tmp_path / "prompts.txt",
+        "draft_vocab_size": 32,
+        "num_eval_prompts": 2,
+        "report": lines.append,
+    }
+    stop_at = {"step": 6}
+    advance = Trainer.advance
+
+    def interrupted(trainer, progress):
+        advance(trainer, progress)
+        if trainer.step_count == stop_at["step"]:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Trainer, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        recipe.train("tiny", tmp_path / "head", minutes=0.001, max_steps=12, **common)
+    assert not (tmp_path / "head").exists()
+    stop_at["step"] = None
+    folder = recipe.train("tiny", tmp_path / "head", minutes=0.001, max_steps=12, **common)
+    assert any(line.startswith("resumed at step 6") for line in lines)
+    head = import_head(folder)
+    assert head.config.draft_vocab_size == 32
+    assert "12 steps" in (folder / "README.md").read_text()
+    again = recipe.train("tiny", tmp_path / "again", minutes=0.001, max_steps=2, init=folder, **common)
+    assert torch.equal(import_head(again).draft_ids, head.draft_ids)
