@@ -1,4 +1,4 @@
-"""Outputs for `out=None`: numpy arrays when the inputs are numpy, torch tensors on the inputs' device otherwise."""
+"""Outputs for `out=None`: numpy arrays for numpy inputs, else torch tensors on the inputs' device."""
 
 from __future__ import annotations
 

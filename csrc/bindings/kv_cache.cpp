@@ -1,11 +1,25 @@
+#include "eagle_cuda/kv_cache.h"
+
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "bindings/tensor_caster.h"
-#include "eagle_cuda/kv_cache.h"
 
 namespace eagle::bindings {
 namespace py = pybind11;
+using namespace py::literals;
 
-void bind_kv_cache(py::module_&) {}
+void bind_kv_cache(py::module_& m) {
+  m.def(
+      "compact_kv",
+      [](const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
+         const TensorView& page_table, const TensorView& path, const TensorView& num_accepted,
+         const TensorView& seq_lens, int max_nodes) {
+        without_gil([&] {
+          compact_kv(k_caches, v_caches, page_table, path, num_accepted, seq_lens, max_nodes, current_stream);
+        });
+      },
+      "k_caches"_a, "v_caches"_a, "page_table"_a, "path"_a, "num_accepted"_a, "seq_lens"_a, "max_nodes"_a);
+}
 
 }  // namespace eagle::bindings

@@ -1,6 +1,7 @@
 // The extension module. One file per noun registers its ops.
 #include <pybind11/pybind11.h>
 
+#include "bindings/argument_names.h"
 #include "bindings/tensor_caster.h"
 #include "eagle_cuda/threads.h"
 
@@ -36,4 +37,5 @@ PYBIND11_MODULE(_C, m) {
   eagle::bindings::bind_sampling(m);
   eagle::bindings::bind_verify(m);
   eagle::bindings::bind_kv_cache(m);
+  eagle::bindings::name_arguments(m);
 }

@@ -22,7 +22,8 @@ inline void check(bool ok, const Parts&... parts) {
 }
 
 inline const char* name(DType t) {
-  constexpr const char* kNames[] = {"bool", "uint8", "int8", "int32", "int64", "float32", "float16", "bfloat16"};
+  constexpr const char* kNames[] = {"bool",  "uint8",   "int8",    "int32",
+                                    "int64", "float32", "float16", "bfloat16"};
   return kNames[static_cast<int>(t)];
 }
 
@@ -35,7 +36,8 @@ inline std::string device_name(DeviceType type, int id) {
   return type == DeviceType::kCPU ? "cpu" : "cuda:" + std::to_string(id);
 }
 
-// Fluent tensor checks: Expect("tokens", tokens).dtype(DType::kInt32).shape({B, N}).contiguous().same_device(q);
+// Fluent tensor checks: Expect("tokens", tokens).dtype(DType::kInt32).shape({B,
+// N}).contiguous().same_device(q);
 class Expect {
  public:
   Expect(const char* what, const TensorView& t) : what_(what), t_(t) {
@@ -54,7 +56,8 @@ class Expect {
     return *this;
   }
   const Expect& rank(int want) const {
-    check(t_.ndim == want, what_, ": expected ", want, " dimensions, got ", t_.ndim, " (shape ", shape_text(), ")");
+    check(t_.ndim == want, what_, ": expected ", want, " dimensions, got ", t_.ndim, " (shape ", shape_text(),
+          ")");
     return *this;
   }
   // A size of -1 in `want` matches anything.
@@ -67,52 +70,65 @@ class Expect {
   const Expect& contiguous() const {
     int64_t expected = 1;
     for (int d = t_.ndim - 1; d >= 0; --d) {
-      check(t_.shape[d] <= 1 || t_.strides[d] == expected || empty(), what_, ": expected a contiguous tensor, got shape ",
-            shape_text(), " with strides ", text(t_.strides, t_.ndim));
+      check(t_.shape[d] <= 1 || t_.strides[d] == expected || empty(), what_,
+            ": expected a contiguous tensor, got shape ", shape_text(), " with strides ",
+            text(t_.strides, t_.ndim));
       expected *= t_.shape[d];
     }
     return *this;
   }
   const Expect& last_dim_contiguous() const {
     check(t_.ndim >= 1 && (t_.shape[t_.ndim - 1] <= 1 || t_.strides[t_.ndim - 1] == 1 || empty()), what_,
-          ": expected the last dimension to be contiguous, got strides ", text(t_.strides, std::max(t_.ndim, 0)));
+          ": expected the last dimension to be contiguous, got strides ",
+          text(t_.strides, std::max(t_.ndim, 0)));
     return *this;
   }
   const Expect& same_device(const TensorView& other) const { return on(other.device, other.device_id); }
   const Expect& on(DeviceType device, int device_id) const {
-    check(t_.device == device && (device == DeviceType::kCPU || t_.device_id == device_id), what_, ": expected device ",
-          device_name(device, device_id), ", got ", device_name(t_.device, t_.device_id));
+    check(t_.device == device && (device == DeviceType::kCPU || t_.device_id == device_id), what_,
+          ": expected device ", device_name(device, device_id), ", got ",
+          device_name(t_.device, t_.device_id));
     return *this;
   }
   // For outputs: may be written, and no two elements share memory.
   const Expect& writable() const {
     check(!t_.read_only, what_, ": expected a writable tensor, got a read-only one");
-    // By ascending stride, each dimension must step over all that the smaller ones span.
-    int order[TensorView::kMaxDims];
-    int n = 0;
-    for (int d = 0; d < t_.ndim; ++d)
-      if (t_.shape[d] > 1) order[n++] = d;
-    if (empty()) return *this;
-    std::sort(order, order + n, [&](int a, int b) { return t_.strides[a] < t_.strides[b]; });
-    int64_t span = 0;
-    for (int i = 0; i < n; ++i) {
-      check(t_.strides[order[i]] > span, what_, ": expected an output without overlapping elements, got shape ", shape_text(),
-            " with strides ", text(t_.strides, t_.ndim));
-      span += (t_.shape[order[i]] - 1) * t_.strides[order[i]];
-    }
+    check(!overlapping(), what_, ": expected an output without overlapping elements, got shape ",
+          shape_text(), " with strides ", text(t_.strides, std::max(t_.ndim, 0)));
     return *this;
   }
 
  private:
-  bool empty() const { return std::find(t_.shape, t_.shape + std::max(t_.ndim, 0), 0) != t_.shape + std::max(t_.ndim, 0); }
-  std::string shape_text() const { return text(t_.shape, std::max(t_.ndim, 0)); }
-  static std::string text(const int64_t* v, size_t n) {
-    std::ostringstream s;
-    s << "[";
-    for (size_t i = 0; i < n; ++i) s << (i ? ", " : "") << v[i];
-    s << "]";
-    return s.str();
+  // By ascending stride, each dimension must step over all that the smaller ones span.
+  bool overlapping() const {
+    if (empty()) return false;
+    int64_t span = 0;
+    for (unsigned done = 0;;) {
+      int smallest = -1;
+      for (int d = 0; d < t_.ndim; ++d)
+        if (t_.shape[d] > 1 && !(done >> d & 1) && (smallest < 0 || t_.strides[d] < t_.strides[smallest]))
+          smallest = d;
+      if (smallest < 0) return false;
+      if (t_.strides[smallest] <= span) return true;
+      span += (t_.shape[smallest] - 1) * t_.strides[smallest];
+      done |= 1u << smallest;
+    }
   }
+  bool empty() const {
+    return std::find(t_.shape, t_.shape + std::max(t_.ndim, 0), 0) != t_.shape + std::max(t_.ndim, 0);
+  }
+  // Written out only when a check fails: building the text on every call would cost more than all checks.
+  struct Text {
+    const int64_t* v;
+    size_t n;
+    friend std::ostream& operator<<(std::ostream& s, const Text& t) {
+      s << "[";
+      for (size_t i = 0; i < t.n; ++i) s << (i ? ", " : "") << t.v[i];
+      return s << "]";
+    }
+  };
+  static Text text(const int64_t* v, size_t n) { return {v, n}; }
+  Text shape_text() const { return text(t_.shape, static_cast<size_t>(std::max(t_.ndim, 0))); }
   const char* what_;
   const TensorView& t_;
 };

@@ -1,9 +1,10 @@
 #pragma once
-// Arithmetic shared by every backend: the same bits from g++ at any vector width, from the emulator and from nvcc.
+// Arithmetic shared by every backend: the same bits from g++ at any vector width, from the emulator, from
+// nvcc.
 //
-// Rules (NUMERICS.md): contraction off, every fused multiply-add written fma(), no libm transcendental. The functions are
-// branch-free so that a loop over them vectorises; always inlined, so that no copy compiled for a newer processor can be
-// picked by the linker for an older one.
+// Rules (NUMERICS.md): contraction off, every fused multiply-add written fma(), no libm transcendental. The
+// functions are branch-free so that a loop over them vectorises; always inlined, so that no copy compiled for
+// a newer processor can be picked by the linker for an older one.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -27,7 +28,7 @@ EAGLE_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, 
 EAGLE_INLINE uint32_t float_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 EAGLE_INLINE float bits_float(uint32_t x) { return __builtin_bit_cast(float, x); }
 
-// ---- storage types ---------------------------------------------------------------------------------------------------
+// ---- storage types ----------------------------------------------------------------------------------------
 
 struct bf16_t {
   uint16_t bits;
@@ -70,13 +71,16 @@ EAGLE_INLINE half_t from_float<half_t>(float x) {
   return {uint16_t(sign | (a >= 0x47800000u ? large : (finite > 0x7c00u ? 0x7c00u : finite)))};
 }
 
-// ---- transcendental functions ----------------------------------------------------------------------------------------
+// ---- transcendental functions -----------------------------------------------------------------------------
 
-// exp(x). Error below 1 ulp for normal results; denormal results are rounded once more. NaN -> NaN.
+// Bounds: largest error against fp64 in ulp of the result, measured by tests/cpp/numeric_check.cpp.
+
+// exp(x). 1.1 ulp, denormal results included; exp(0) = 1 exactly, never above 1 for x <= 0. NaN -> NaN.
 EAGLE_INLINE float exp_f32(float x) {
   float c = x < -104.0f ? -104.0f : x;
   c = c > 89.0f ? 89.0f : c;
-  const float shifted = fma(c, 1.44269504088896341f, 12582912.0f);  // 1.5 * 2^23: the integer part in the low bits
+  const float shifted =
+      fma(c, 1.44269504088896341f, 12582912.0f);  // 1.5 * 2^23: the integer part in the low bits
   const int32_t n = int32_t(float_bits(shifted)) - 0x4b400000;
   const float nf = shifted - 12582912.0f;
   float r = fma(nf, -0.693359375f, c);  // ln 2 in two parts, the first exact in 9 bits
@@ -93,7 +97,7 @@ EAGLE_INLINE float exp_f32(float x) {
   return x != x ? x : y;
 }
 
-// log(x). Error below 2 ulp. log(0) = -inf, x < 0 and NaN -> NaN, log(inf) = inf.
+// log(x). 0.9 ulp, denormal arguments included. log(0) = -inf, x < 0 and NaN -> NaN, log(inf) = inf.
 EAGLE_INLINE float log_f32(float x) {
   const bool tiny = x < 1.17549435e-38f;
   const float scaled = tiny ? x * 8388608.0f : x;
@@ -116,15 +120,18 @@ EAGLE_INLINE float log_f32(float x) {
   return x < 0.0f || x != x ? bits_float(0x7fc00000u) : y;
 }
 
-// log(1 + x), x > -1. Error below 3 ulp.
+// log(1 + x). 1.5 ulp. log1p(-1) = -inf, x < -1 and NaN -> NaN.
 EAGLE_INLINE float log1p_f32(float x) {
   const float u = 1.0f + x;
   const float lost = x - (u - 1.0f);
-  const float y = log_f32(u) + lost / u;
+  const float correction = lost / u;  // NaN at -1 and infinity, where the logarithm alone is the answer
+  const float y = log_f32(u) + (correction == correction ? correction : 0.0f);
   return u == 1.0f ? x : y;
 }
 
+// 1 / sqrt(x). 1.5 ulp.
 EAGLE_INLINE float rsqrt_f32(float x) { return 1.0f / __builtin_sqrtf(x); }
+// 2.4 ulp for x >= -87; below it the results, all under 1e-35 in size, go to zero early. silu(-inf) is NaN.
 EAGLE_INLINE float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 EAGLE_INLINE float silu_f32(float x) { return x / (1.0f + exp_f32(-x)); }
 

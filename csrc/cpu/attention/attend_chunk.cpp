@@ -1,0 +1,210 @@
+// One chunk of keys for the rows of a tile: scores, softmax, values.
+#include <algorithm>
+#include <cstring>
+
+#include "common/check.h"
+#include "common/numeric.h"
+#include "cpu/attention/attend_job.h"
+#include "cpu/attention/cache_rows.h"
+#include "cpu/scratch.h"
+
+namespace eagle::cpu {
+namespace {
+
+alignas(64) constexpr char kZeroRow[kMaxHeadDim * sizeof(float)] = {};
+
+// Pointers to the keys and values of one chunk's prefix rows: index = position - first position of the chunk.
+struct ChunkRows {
+  const void* k[kChunk];
+  const void* v[kChunk];
+  uint8_t missing[kChunk];
+  bool any_missing;
+};
+
+void find_rows(const AttendJob& job, int64_t request, int kv_head, int64_t position, int begin, int end,
+               ChunkRows& rows) {
+  const KVCacheView& cache = job.p.cache;
+  const int64_t size = element_size(cache.dtype);
+  const int first = begin / kLaneKeys * kLaneKeys, last = ceil_div(end, kLaneKeys) * kLaneKeys;
+  for (int j = first; j < begin; ++j) rows.k[j] = kZeroRow;
+  for (int j = end; j < last; ++j) rows.k[j] = kZeroRow;
+  rows.any_missing = false;
+  for_each_run(cache, request, position + begin, position + end, [&](int index, int count, char* k, char* v) {
+    index += begin;
+    const bool missing = k == nullptr;
+    rows.any_missing |= missing;
+    const int64_t k_stride = missing ? 0 : cache.k_row_stride * size,
+                  v_stride = missing ? 0 : cache.v_row_stride * size;
+    const char* k0 = missing ? kZeroRow : k + kv_head * cache.k_head_stride * size;
+    const char* v0 = missing ? kZeroRow : v + kv_head * cache.v_head_stride * size;
+    for (int j = 0; j < count; ++j) rows.k[index + j] = k0 + j * k_stride;
+    for (int j = 0; j < count; ++j) rows.v[index + j] = v0 + j * v_stride;
+    std::memset(rows.missing + index, missing, static_cast<size_t>(count));
+  });
+}
+
+// The distinct cache rows that the tails of a tile name in one chunk, and where their scores are.
+struct TailRows {
+  int count = 0;
+  int32_t lowest = 0;
+  const int32_t* index_of = nullptr;  // [row - lowest]: index, or -1
+  const void** k = nullptr;
+  const void** v = nullptr;
+  const float* scores = nullptr;  // [rows, stride]
+  int stride = 0;
+  int find(int64_t row, int64_t capacity) const {
+    return row >= 0 && row < capacity ? index_of[row - lowest] : -1;
+  }
+};
+
+int tail_begin(const AttendNode& node, int64_t position) {
+  return static_cast<int>(std::max({node.begin, node.prefix, position}) - position);
+}
+int tail_end(const AttendNode& node, int64_t position) {
+  return static_cast<int>(std::clamp<int64_t>(node.end - position, 0, kChunk));
+}
+
+TailRows find_tails(const AttendJob& job, const AttendTile& tile, const AttendNode* nodes, int kv_head,
+                    int64_t position, const float* q, int rows, float* key_scratch) {
+  const KVCacheView& cache = job.p.cache;
+  const int64_t capacity = cache_capacity(cache), size = element_size(cache.dtype);
+  TailRows tails;
+  int32_t highest = -1;
+  int64_t entries = 0;
+  tails.lowest = std::numeric_limits<int32_t>::max();
+  const auto for_each_entry = [&](auto&& f) {
+    for (int n = 0; n < tile.num_nodes; ++n)
+      for (int j = tail_begin(nodes[n], position), end = tail_end(nodes[n], position); j < end; ++j) {
+        const int32_t row = nodes[n].tail[position + j - nodes[n].prefix];
+        if (row >= 0 && row < capacity) f(row);
+      }
+  };
+  for_each_entry([&](int32_t row) {
+    tails.lowest = std::min(tails.lowest, row);
+    highest = std::max(highest, row);
+    ++entries;
+  });
+  if (entries == 0) return tails;
+  struct IndexSlot {};
+  struct KeySlot {};
+  struct ScoreSlot {};
+  const int64_t span = int64_t{highest} - tails.lowest + 1;
+  int32_t* index_of = scratch<int32_t, IndexSlot>(span);
+  std::fill(index_of, index_of + span, -1);
+  const int64_t limit = ceil_div<int64_t>(std::min(span, entries), kLaneKeys) * kLaneKeys;
+  tails.k = scratch<const void*, KeySlot>(2 * limit);
+  tails.v = tails.k + limit;
+  for_each_entry([&](int32_t row) {
+    int32_t& index = index_of[row - tails.lowest];
+    if (index >= 0) return;
+    const CacheRow at = cache_row(cache, nodes->row->request, row);
+    if (!at.k) return;
+    index = tails.count++;
+    tails.k[index] = at.k + kv_head * cache.k_head_stride * size;
+    tails.v[index] = at.v + kv_head * cache.v_head_stride * size;
+  });
+  tails.index_of = index_of;
+  tails.stride = ceil_div(tails.count, kLaneKeys) * kLaneKeys;
+  for (int i = tails.count; i < tails.stride; ++i) tails.k[i] = kZeroRow;
+  float* scores = scratch<float, ScoreSlot>(int64_t{rows} * tails.stride);
+  job.kernels.scores(q, rows, job.head_dim, tails.k, tails.stride, job.p.softmax_scale, scores, tails.stride,
+                     key_scratch);
+  tails.scores = scores;
+  return tails;
+}
+
+}  // namespace
+
+void reduce_chunk(const AttendJob& job, const AttendTile& tile, int kv_head, int chunk, const float* q,
+                  const AttendPartial& out) {
+  struct ScoreSlot {};
+  struct KeySlot {};
+  const AttendNode* nodes = job.nodes + tile.first_node;
+  const int rows = tile.num_nodes * job.group, group = job.group, head_dim = job.head_dim;
+  const int64_t position = int64_t{chunk} * kChunk;
+  float* s = scratch<float, ScoreSlot>(int64_t{rows} * kChunk);
+  float* key_scratch = scratch<float, KeySlot>(int64_t{head_dim} * kKeyBlock);
+  const auto begin_of = [&](const AttendNode& n) {
+    return static_cast<int>(std::clamp<int64_t>(n.begin - position, 0, kChunk));
+  };
+  const auto end_of = [&](const AttendNode& n) {
+    return static_cast<int>(std::clamp<int64_t>(n.prefix - position, 0, kChunk));
+  };
+
+  // Scores of the prefix rows, all rows of the tile at once: the part that each row sees is cut out by the
+  // softmax.
+  int begin = kChunk, end = 0, common_begin = 0, common_end = kChunk;
+  bool any_tail = false;
+  for (int n = 0; n < tile.num_nodes; ++n) {
+    const int b = begin_of(nodes[n]), e = end_of(nodes[n]);
+    if (b < e) begin = std::min(begin, b), end = std::max(end, e);
+    common_begin = std::max(common_begin, b);
+    common_end = std::min(common_end, e);
+    any_tail |= tail_begin(nodes[n], position) < tail_end(nodes[n], position);
+  }
+  ChunkRows prefix;
+  if (begin < end) {
+    find_rows(job, nodes->row->request, kv_head, position, begin, end, prefix);
+    const int first = begin / kLaneKeys * kLaneKeys, count = ceil_div(end - first, kLaneKeys) * kLaneKeys;
+    job.kernels.scores(q, rows, head_dim, prefix.k + first, count, job.p.softmax_scale, s + first, kChunk,
+                       key_scratch);
+    if (prefix.any_missing)
+      for (int j = begin; j < end; ++j)
+        if (prefix.missing[j])
+          for (int r = 0; r < rows; ++r) s[r * kChunk + j] = kMinusInfinity;
+  }
+
+  // Scores of the tails, put at the positions where the ancestors stand.
+  TailRows tails;
+  if (any_tail) {
+    tails = find_tails(job, tile, nodes, kv_head, position, q, rows, key_scratch);
+    for (int n = 0; n < tile.num_nodes; ++n)
+      for (int j = tail_begin(nodes[n], position), last = tail_end(nodes[n], position); j < last; ++j) {
+        const int i = tails.count ? tails.find(nodes[n].tail[position + j - nodes[n].prefix],
+                                               cache_capacity(job.p.cache))
+                                  : -1;
+        for (int r = n * group; r < (n + 1) * group; ++r)
+          s[r * kChunk + j] = i < 0 ? kMinusInfinity : tails.scores[int64_t{r} * tails.stride + i];
+      }
+  }
+
+  for (int n = 0; n < tile.num_nodes; ++n) {
+    const int b = begin_of(nodes[n]),
+              e = static_cast<int>(std::clamp<int64_t>(nodes[n].end - position, 0, kChunk));
+    if (b < e)
+      for (int r = n * group; r < (n + 1) * group; ++r)
+        job.kernels.softmax(s + r * kChunk, b, e, out.max + r, out.sum + r);
+  }
+
+  // Values, in order of position for each row; what all rows see is read once for all of them.
+  std::fill(out.out, out.out + int64_t{rows} * head_dim, 0.0f);
+  const auto accumulate = [&](int first_row, int count, const void* const* values, int b, int e) {
+    if (b < e)
+      job.kernels.accumulate(s + first_row * kChunk + b, kChunk, count, values, e - b, head_dim,
+                             out.out + int64_t{first_row} * head_dim);
+  };
+  const bool common = common_begin < common_end;
+  for (int n = 0; n < tile.num_nodes; ++n)
+    accumulate(n * group, group, prefix.v + begin_of(nodes[n]), begin_of(nodes[n]),
+               common ? common_begin : end_of(nodes[n]));
+  if (common) {
+    accumulate(0, rows, prefix.v + common_begin, common_begin, common_end);
+    for (int n = 0; n < tile.num_nodes; ++n)
+      accumulate(n * group, group, prefix.v + common_end, common_end, end_of(nodes[n]));
+  }
+  if (any_tail) {
+    const void* values[kChunk];
+    for (int n = 0; n < tile.num_nodes; ++n) {
+      const int b = tail_begin(nodes[n], position), e = tail_end(nodes[n], position);
+      for (int j = b; j < e; ++j) {
+        const int i = tails.count ? tails.find(nodes[n].tail[position + j - nodes[n].prefix],
+                                               cache_capacity(job.p.cache))
+                                  : -1;
+        values[j] = i < 0 ? kZeroRow : tails.v[i];
+      }
+      accumulate(n * group, group, values + b, b, e);
+    }
+  }
+}
+
+}  // namespace eagle::cpu
