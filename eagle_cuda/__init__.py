@@ -1,4 +1,4 @@
-"""EAGLE speculative-decoding kernels: one typed function per op, tensors of any DLPack framework in and out."""
+"""EAGLE speculative-decoding kernels: one typed function per op, tensors of any DLPack framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eagle_cuda._extension import _C
 
 
 def build_info() -> dict[str, Any]:
-    """What is in this build: version, compiler, whether the CUDA backend is in it, CPU instruction set, threads."""
+    """What is in this build: version, compiler, CUDA backend or not, CPU instruction set, threads."""
     return _C.build_info()
 
 
@@ -18,5 +18,5 @@ def num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Sets the number of threads of the CPU backend (1 to 256; default EAGLE_NUM_THREADS, else the process's cores)."""
+    """Sets the threads of the CPU backend: 1 to 256; default EAGLE_NUM_THREADS, else the process's cores."""
     _C.set_num_threads(n)

@@ -23,7 +23,7 @@ def load() -> ModuleType:
         from eagle_cuda import _C
     except ImportError as error:
         raise ImportError(
-            f"eagle_cuda: the native module is missing ({error}); build it with `pip install .` or `make build`"
+            f"eagle_cuda: the native module is missing ({error}); run `pip install .` or `make build`"
         ) from error
     return _C
 

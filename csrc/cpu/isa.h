@@ -1,8 +1,9 @@
 #pragma once
 // Which instruction set the CPU kernels use, decided once per process.
 //
-// A kernel that profits has one file per instruction set, compiled with that set's flags (CMakeLists.txt). Such a file must
-// not instantiate ordinary inline functions or templates of the standard library: the linker would keep one copy for all.
+// A kernel that profits has one file per instruction set, compiled with that set's flags (CMakeLists.txt).
+// Such a file must not instantiate ordinary inline functions or templates of the standard library: the linker
+// would keep one copy for all.
 
 namespace eagle::cpu {
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -30,15 +31,23 @@ inline void pause() {
 
 thread_local bool inside_job = false;
 
-// One job at a time. `state_` holds the job's number, an open bit and the count of workers inside; a worker joins by adding
-// one while the bit is set, and the caller clears the bit when no piece is left, then waits for those that joined.
+// One job at a time. `state_` holds the job's number, an open bit and the count of workers inside; a worker
+// joins by adding one while the bit is set, and the caller clears the bit when no piece is left, then waits
+// for those that joined.
 class Pool {
  public:
+  // Joins the workers; the next job starts as many as it needs. Waits for a job that runs on another thread.
   void resize(int threads) {
-    stop();
-    threads_ = threads;
+    std::lock_guard<std::mutex> lock(busy_);
+    quit_.store(true, std::memory_order_seq_cst);
+    wake_.fetch_add(1, std::memory_order_seq_cst);
+    wake_.notify_all();
+    for (std::thread& t : workers_) t.join();
+    workers_.clear();
+    quit_.store(false, std::memory_order_seq_cst);
+    threads_.store(threads, std::memory_order_relaxed);
   }
-  int threads() const { return threads_; }
+  int threads() const { return threads_.load(std::memory_order_relaxed); }
 
   void run(int64_t count, int64_t grain, void (*body)(void*, int64_t, int64_t), void* context) {
     std::unique_lock<std::mutex> lock(busy_, std::try_to_lock);
@@ -50,6 +59,9 @@ class Pool {
     grain_ = grain;
     next_.store(0, std::memory_order_relaxed);
     const uint64_t job = (state_.load(std::memory_order_relaxed) >> 32) + 1;
+    // No wake-up is missed: a worker first counts itself as a sleeper, then looks at state_; here it is the
+    // other way round, all in one total order, so one of the two sees the other. (And a job is never lost:
+    // the caller works on it.)
     state_.store(job << 32 | kOpen, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) {
       wake_.fetch_add(1, std::memory_order_seq_cst);
@@ -72,21 +84,11 @@ class Pool {
     quit_.store(false);
   }
 
-  void stop() {
-    std::lock_guard<std::mutex> lock(busy_);
-    quit_.store(true, std::memory_order_seq_cst);
-    wake_.fetch_add(1, std::memory_order_seq_cst);
-    wake_.notify_all();
-    for (std::thread& t : workers_) t.join();
-    workers_.clear();
-    quit_.store(false, std::memory_order_seq_cst);
-  }
-
  private:
   static constexpr uint64_t kOpen = uint64_t{1} << 31, kCount = kOpen - 1;
 
   void start() {
-    while (static_cast<int>(workers_.size()) < threads_ - 1)
+    while (static_cast<int>(workers_.size()) < threads() - 1)
       workers_.emplace_back([this, seen = state_.load() >> 32] { worker(seen); });
   }
 
@@ -129,7 +131,7 @@ class Pool {
 
   std::mutex busy_;
   std::vector<std::thread> workers_;
-  int threads_ = 1;
+  std::atomic<int> threads_{1};
   void (*body_)(void*, int64_t, int64_t) = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0, grain_ = 1;
@@ -140,17 +142,31 @@ class Pool {
   std::atomic<bool> quit_{false};
 };
 
+// CPUs that the container's quota amounts to, rounded up. More threads than that are stopped in the middle of
+// a job.
+int container_limit() {
+  double quota = -1, period = 0;
+  if (std::FILE* f = std::fopen("/sys/fs/cgroup/cpu.max", "re")) {
+    if (std::fscanf(f, "%lf %lf", &quota, &period) != 2) quota = -1;  // "max 100000": no limit
+    std::fclose(f);
+  }
+  return quota > 0 && period > 0 && quota < period * kMaxThreads
+             ? static_cast<int>((quota + period - 1) / period)
+             : kMaxThreads;
+}
+
 int default_threads() {
   if (const char* asked = std::getenv("EAGLE_NUM_THREADS"); asked && *asked) {
     char* end = nullptr;
     const long n = std::strtol(asked, &end, 10);
-    check(*end == 0 && n >= 1 && n <= kMaxThreads, "EAGLE_NUM_THREADS: expected 1 to ", kMaxThreads, ", got ", asked);
+    check(*end == 0 && n >= 1 && n <= kMaxThreads, "EAGLE_NUM_THREADS: expected 1 to ", kMaxThreads, ", got ",
+          asked);
     return static_cast<int>(n);
   }
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::clamp(CPU_COUNT(&set), 1, kMaxThreads);
-  return 1;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::clamp(std::min(CPU_COUNT(&set), container_limit()), 1, kMaxThreads);
 }
 
 // Never destroyed: a worker may still be asleep in it when static objects go. Threads end with the process.

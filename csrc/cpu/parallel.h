@@ -1,10 +1,10 @@
 #pragma once
 // The thread pool of the CPU backend.
 //
-// The caller takes part; a worker that the system has not scheduled yet is never waited for, because workers join a job by
-// themselves and pieces are handed out dynamically. Workers spin for kSpinMicroseconds after a job (ops follow each other
-// closely in a decoding step), then sleep, so they do not fight other thread pools. Nothing that changes bits may depend on
-// which thread runs a piece.
+// The caller takes part; a worker that the system has not scheduled yet is never waited for, because workers
+// join a job by themselves and pieces are handed out dynamically. Workers spin for kSpinMicroseconds after a
+// job (ops follow each other closely in a decoding step), then sleep, so they do not fight other thread
+// pools. Nothing that changes bits may depend on which thread runs a piece.
 #include <cstdint>
 #include <type_traits>
 
@@ -12,8 +12,9 @@
 
 namespace eagle::cpu {
 
-// Calls body(context, begin, end) for pieces of at most `grain` that cover [0, count), in any order, on any thread. Nested
-// calls and calls while another thread's job runs are executed by the caller alone. `body` must not throw.
+// Calls body(context, begin, end) for pieces of at most `grain` that cover [0, count), in any order, on any
+// thread. Nested calls and calls while another thread's job runs are executed by the caller alone. `body`
+// must not throw.
 void parallel_run(int64_t count, int64_t grain, void (*body)(void*, int64_t, int64_t), void* context);
 
 template <class F>

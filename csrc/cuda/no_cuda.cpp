@@ -12,7 +12,8 @@
 namespace eagle::cuda {
 
 [[noreturn]] static void no_cuda() {
-  throw std::runtime_error("eagle_cuda was built without the CUDA backend; pass CPU tensors, or rebuild with EAGLE_CUDA=ON");
+  throw std::runtime_error(
+      "eagle_cuda was built without the CUDA backend; pass CPU tensors, or rebuild with EAGLE_CUDA=ON");
 }
 
 int64_t packed_weight_bytes(int64_t, int64_t, WeightFormat) { no_cuda(); }

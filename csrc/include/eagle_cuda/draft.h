@@ -1,8 +1,8 @@
 #pragma once
 // draft: the draft head over committed tokens, and the whole draft phase in one call.
 //
-// Pairing (SEMANTICS.md 2.1): draft row i holds (embedding of token i+1, target feature i), stands at RoPE position i, and
-// predicts token i+2's place, i.e. the row of the root predicts the root's children.
+// Pairing (SEMANTICS.md 2.1): draft row i holds (embedding of token i+1, target feature i), stands at RoPE
+// position i, and predicts token i+2's place, i.e. the row of the root predicts the root's children.
 #include <cstdint>
 #include <vector>
 
@@ -15,7 +15,7 @@ namespace eagle {
 enum class HeadKind : uint8_t { kEagle1, kEagle3 };  // EAGLE-1 and EAGLE-2 share one head
 
 struct DraftLayer {
-  const void* input_norm = nullptr;   // [H]  over the embedding in EAGLE-3's first layer; nullptr in EAGLE-1's
+  const void* input_norm = nullptr;  // [H]  over the embedding in EAGLE-3's first layer; nullptr in EAGLE-1's
   const void* hidden_norm = nullptr;  // [H]  EAGLE-3's first layer only
   PackedWeight qkv;                   // [(Hq + 2 Hkv) D, 2H in EAGLE-3's first layer, else H]
   const void* qkv_bias = nullptr;     // [(Hq + 2 Hkv) D]
@@ -43,16 +43,19 @@ struct DraftHead {
   float norm_eps = 1e-5f;
   bool feedback_post_norm = false;    // EAGLE-3.1: the next level gets norm(g) instead of g
   bool norm_before_residual = false;  // EAGLE-3 variant: the residual is the normalised hidden state
+  float softmax_scale =
+      0.0f;  // 0: 1 / sqrt(D). Given where D was padded with zeros to a size attention supports
   int max_positions = 0;
 
-  const void* embedding = nullptr;           // [V, H]
-  PackedWeight fc;                           // [H, 2H] in EAGLE-1, [H, F] in EAGLE-3
-  const void* fc_bias = nullptr;             // [H]
-  const void* fc_norm = nullptr;             // [num_aux, F / num_aux] EAGLE-3.1, a norm per slice before fc
-  const void* norm = nullptr;                // [H] before lm_head; nullptr in EAGLE-1
-  PackedWeight lm_head;                      // [Vd, H]
-  const int32_t* draft_to_target = nullptr;  // [Vd] absolute target ids, strictly increasing; nullptr: identity
-  const float* cos = nullptr;                // [max_positions, D/2]; positions beyond are clamped to the last row
+  const void* embedding = nullptr;  // [V, H]
+  PackedWeight fc;                  // [H, 2H] in EAGLE-1, [H, F] in EAGLE-3
+  const void* fc_bias = nullptr;    // [H]
+  const void* fc_norm = nullptr;    // [num_aux, F / num_aux] EAGLE-3.1, a norm per slice before fc
+  const void* norm = nullptr;       // [H] before lm_head; nullptr in EAGLE-1
+  PackedWeight lm_head;             // [Vd, H]
+  const int32_t* draft_to_target =
+      nullptr;                 // [Vd] absolute target ids, strictly increasing; nullptr: identity
+  const float* cos = nullptr;  // [max_positions, D/2]; positions beyond are clamped to the last row
   const float* sin = nullptr;
   std::vector<DraftLayer> layers;
   DeviceType backend = DeviceType::kCPU;
@@ -74,10 +77,12 @@ struct ExtendDraftParams {
 };
 
 // gather along the accepted path -> extend -> `levels` levels of top-k expansion -> rerank.
-// Request b's extend rows pair features[b, path[i]] with target_tokens[b, path[i]], i = 0 .. num_accepted, at draft rows
-// seq_lens + i (seq_lens before acceptance). The root of the new tree is target_tokens[b, path[num_accepted]]. Beam rows of
-// level j stand behind the committed rows, at new_seq_lens + (j-1) K + r, at RoPE position new_seq_lens + j - 1; the cache
-// must have room for num_accepted + 1 + (levels - 1) K rows. num_accepted < 0: the request is absent, num_nodes 0.
+// Request b's extend rows pair features[b, path[i]] with target_tokens[b, path[i]], i = 0 .. num_accepted, at
+// draft rows seq_lens + i (seq_lens before acceptance). The root of the new tree is target_tokens[b,
+// path[num_accepted]]. Beam rows of level j stand behind the committed rows, at new_seq_lens + (j-1) K + r,
+// at RoPE position new_seq_lens + j - 1; the cache must have room for num_accepted + 1 + (levels - 1) K rows:
+// rows without room are not written and count as masked. num_accepted < 0: the request is absent, num_nodes
+// 0. num_accepted is clamped to P - 1, path entries to [0, Nf).
 struct DraftParams {
   const DraftHead* head;
   int batch_size;         // B
@@ -116,7 +121,21 @@ void extend_draft(const ExtendDraftParams& p, CUstream_st* stream);
 void draft(const DraftParams& p, CUstream_st* stream);
 }  // namespace cuda
 
-// Tensor forms.
+// Tensor forms. A head is described once; its tensors must outlive it.
+struct DraftLayerViews {
+  TensorView input_norm, hidden_norm, qkv_bias, q_norm, k_norm, post_norm;
+  PackedWeight qkv, o, gate_up, down;
+};
+struct DraftHeadViews {
+  HeadKind kind;
+  int num_heads, num_kv_heads, head_dim;
+  float norm_eps, softmax_scale;
+  bool feedback_post_norm, norm_before_residual;
+  TensorView embedding, fc_bias, fc_norm, norm, draft_to_target, cos, sin;
+  PackedWeight fc, lm_head;
+  std::vector<DraftLayerViews> layers;
+};
+DraftHead draft_head(const DraftHeadViews& views);
 void extend_draft(const DraftHead& head, TensorView features, TensorView tokens,
                   const std::vector<int32_t>& row_offsets, TensorView seq_lens,
                   const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
@@ -124,7 +143,7 @@ void extend_draft(const DraftHead& head, TensorView features, TensorView tokens,
 void draft(const DraftHead& head, TensorView features, TensorView target_tokens, TensorView path,
            TensorView num_accepted, TensorView seq_lens, TensorView node_limit, TensorView temperature,
            TensorView seeds, float tau, int top_k, int levels, TreeOrder order,
-           const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches, TensorView page_table,
-           const DraftTreeViews& tree, CUstream_st* stream);
+           const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
+           TensorView page_table, const DraftTreeViews& tree, CUstream_st* stream);
 
 }  // namespace eagle

@@ -115,6 +115,10 @@ void unpack_weight(const UnpackWeightParams& p);
 void linear(const LinearParams& p);
 void rms_norm(const RmsNormParams& p);
 void lm_head_topk(const LmHeadTopkParams& p);
+
+// The benchmarks' yardstick: reads `bytes` bytes once with all threads, each its own contiguous share, as an op would that
+// did nothing but stream weights. Returns their sum as 64-bit words; what is left of the last 64 KiB is not read.
+uint64_t read_probe(const void* data, int64_t bytes);
 }  // namespace cpu
 
 namespace cuda {

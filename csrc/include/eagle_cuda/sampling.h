@@ -16,8 +16,8 @@ enum class TopKTopP : uint8_t { kSequential, kJoint };
 //          top_p >= 1: off.
 //   min-p: exp(z_i - max z) >= min_p stays. min_p <= 0: off.
 //   noise: argmax of z_i + g(seed, position, id) over the survivors, ties to the lower id.
-// temperature < 1e-5: argmax of l, nothing else is applied. NaN logits count as -inf. If no logit is above -inf, token 0 is
-// returned and the row is flagged.
+// temperature < 1e-5 or NaN: argmax of l, nothing else is applied. NaN in top_p or min_p: off; min_p > 1 counts as 1.
+// NaN logits count as -inf. If no logit is above -inf, token 0 is returned and the row is flagged.
 struct SampleTokensParams {
   int batch_size;  // B
   int max_nodes;   // N, rows of logits per request

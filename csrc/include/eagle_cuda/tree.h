@@ -56,7 +56,8 @@ struct ExpandTreeParams {
                                  //   levels, row r of level j being bit (j-1) K + r
 };
 
-// The num_nodes - 1 best candidates and the root, as a DraftTree.
+// The num_nodes - 1 best candidates and the root, as a DraftTree. A candidate counts (and is stored) with the smallest score
+// on its way from the root, so that a chosen child's parent is always chosen; what hangs below a dropped candidate is dropped.
 struct BuildTreeParams {
   int batch_size;      // B
   int num_candidates;  // C, at most kMaxCandidates
