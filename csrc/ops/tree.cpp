@@ -1,1 +1,116 @@
 #include "eagle_cuda/tree.h"
+
+#include <initializer_list>
+#include <limits>
+
+#include "common/check.h"
+
+namespace eagle {
+namespace {
+
+// Contiguous tensors on one device.
+class Tensors {
+ public:
+  explicit Tensors(const TensorView& device) : device_(device) {}
+
+  template <class T>
+  T* input(const char* what, const TensorView& t, DType dtype, std::initializer_list<int64_t> shape) const {
+    Expect(what, t).dtype(dtype).shape(shape).contiguous().same_device(device_);
+    return t.as<T>();
+  }
+  template <class T>
+  T* output(const char* what, const TensorView& t, DType dtype, std::initializer_list<int64_t> shape) const {
+    Expect(what, t).dtype(dtype).shape(shape).contiguous().writable().same_device(device_);
+    return t.as<T>();
+  }
+
+ private:
+  const TensorView& device_;
+};
+
+constexpr DType kInt = DType::kInt32, kFloat = DType::kFloat32;
+
+int checked_int(const char* what, int64_t n, int64_t limit = std::numeric_limits<int>::max()) {
+  check(n <= limit, what, ": expected a dimension of at most ", limit, ", got ", n);
+  return static_cast<int>(n);
+}
+
+}  // namespace
+
+void expand_tree(TensorView tokens, TensorView log_probs, int level, int levels, TensorView num_accepted,
+                 TensorView candidate_tokens, TensorView candidate_scores, TensorView candidate_parents,
+                 TensorView beam_candidates, TensorView beam_scores, TensorView beam_tokens,
+                 TensorView beam_rows, TensorView beam_mask, CUstream_st* stream) {
+  Expect("tokens", tokens).dtype(kInt).rank(3).contiguous();
+  const int64_t b = tokens.shape[0], k = tokens.shape[2];
+  ExpandTreeParams p{};
+  p.batch_size = checked_int("tokens", b);
+  p.top_k = checked_int("tokens", k, kMaxTopK);
+  p.level = level;
+  p.levels = levels;
+  validate(p);
+  const Tensors on{tokens};
+  const int64_t rows = level == 1 ? 1 : k, c = num_candidates(k, levels);
+  p.tokens = on.input<const int32_t>("tokens", tokens, kInt, {b, rows, k});
+  p.log_probs = on.input<const float>("log_probs", log_probs, kFloat, {b, rows, k});
+  if (num_accepted.present())
+    p.num_accepted = on.input<const int32_t>("num_accepted", num_accepted, kInt, {b});
+  p.candidate_tokens = on.output<int32_t>("candidate_tokens", candidate_tokens, kInt, {b, c});
+  p.candidate_scores = on.output<float>("candidate_scores", candidate_scores, kFloat, {b, c});
+  p.candidate_parents = on.output<int32_t>("candidate_parents", candidate_parents, kInt, {b, c});
+  p.beam_candidates = on.output<int32_t>("beam_candidates", beam_candidates, kInt, {b, k});
+  p.beam_scores = on.output<float>("beam_scores", beam_scores, kFloat, {b, k});
+  p.beam_tokens = on.output<int32_t>("beam_tokens", beam_tokens, kInt, {b, k});
+  p.beam_rows = on.output<int32_t>("beam_rows", beam_rows, kInt, {b, k});
+  p.beam_mask = on.output<int32_t>("beam_mask", beam_mask, kInt, {b, k, mask_words(levels * k)});
+  tokens.device == DeviceType::kCPU ? cpu::expand_tree(p) : cuda::expand_tree(p, stream);
+}
+
+void build_tree(TensorView root_tokens, TensorView candidate_tokens, TensorView candidate_scores,
+                TensorView candidate_parents, TensorView node_limit, TreeOrder order,
+                const DraftTreeViews& tree, TensorView selected, CUstream_st* stream) {
+  Expect("root_tokens", root_tokens).dtype(kInt).rank(1).contiguous();
+  Expect("candidate_tokens", candidate_tokens).rank(2);
+  Expect("tree.tokens", tree.tokens).rank(2);
+  const Tensors on{root_tokens};
+  const int64_t b = root_tokens.shape[0], c = candidate_tokens.shape[1], n = tree.tokens.shape[1];
+  BuildTreeParams p{};
+  p.batch_size = checked_int("root_tokens", b);
+  p.num_candidates = checked_int("candidate_tokens", c, kMaxCandidates);
+  p.max_nodes = checked_int("tree.tokens", n, kMaxTreeNodes);
+  p.order = order;
+  p.root_tokens = root_tokens.as<const int32_t>();
+  p.candidate_tokens = on.input<const int32_t>("candidate_tokens", candidate_tokens, kInt, {b, c});
+  p.candidate_scores = on.input<const float>("candidate_scores", candidate_scores, kFloat, {b, c});
+  p.candidate_parents = on.input<const int32_t>("candidate_parents", candidate_parents, kInt, {b, c});
+  if (node_limit.present()) p.node_limit = on.input<const int32_t>("node_limit", node_limit, kInt, {b});
+  p.tree.tokens = on.output<int32_t>("tree.tokens", tree.tokens, kInt, {b, n});
+  p.tree.parents = on.output<int32_t>("tree.parents", tree.parents, kInt, {b, n});
+  p.tree.depths = on.output<int32_t>("tree.depths", tree.depths, kInt, {b, n});
+  p.tree.mask = on.output<int32_t>("tree.mask", tree.mask, kInt, {b, n, mask_words(n)});
+  p.tree.scores = on.output<float>("tree.scores", tree.scores, kFloat, {b, n});
+  p.tree.num_nodes = on.output<int32_t>("tree.num_nodes", tree.num_nodes, kInt, {b});
+  p.tree.first_child = on.output<int32_t>("tree.first_child", tree.first_child, kInt, {b, n});
+  p.tree.next_sibling = on.output<int32_t>("tree.next_sibling", tree.next_sibling, kInt, {b, n});
+  if (selected.present()) p.selected = on.output<int32_t>("selected", selected, kInt, {b, n});
+  root_tokens.device == DeviceType::kCPU ? cpu::build_tree(p) : cuda::build_tree(p, stream);
+}
+
+void retrieve_indices(TensorView parents, TensorView num_nodes, TensorView retrieve_indices,
+                      TensorView num_leaves, CUstream_st* stream) {
+  Expect("parents", parents).dtype(kInt).rank(2).contiguous();
+  const Tensors on{parents};
+  const int64_t b = parents.shape[0];
+  RetrieveIndicesParams p{};
+  p.batch_size = checked_int("parents", b);
+  p.max_nodes = checked_int("parents", parents.shape[1], kMaxTreeNodes);
+  p.parents = parents.as<const int32_t>();
+  p.num_nodes = on.input<const int32_t>("num_nodes", num_nodes, kInt, {b});
+  p.retrieve_indices = on.output<int32_t>("retrieve_indices", retrieve_indices, kInt, {b, -1, -1});
+  p.max_leaves = checked_int("retrieve_indices", retrieve_indices.shape[1]);
+  p.max_path = checked_int("retrieve_indices", retrieve_indices.shape[2]);
+  p.num_leaves = on.output<int32_t>("num_leaves", num_leaves, kInt, {b});
+  parents.device == DeviceType::kCPU ? cpu::retrieve_indices(p) : cuda::retrieve_indices(p, stream);
+}
+
+}  // namespace eagle

@@ -1,0 +1,28 @@
+// The noise of the Gumbel-max choice by itself.
+#include <algorithm>
+#include <limits>
+
+#include "common/check.h"
+#include "cpu/parallel.h"
+#include "cpu/sampling/row_kernels.h"
+#include "eagle_cuda/sampling.h"
+
+namespace eagle {
+
+void validate(const GumbelNoiseParams& p) {
+  check(p.rows >= 0, "rows: expected at least 0, got ", p.rows);
+  check(p.vocab_size >= 0 && p.vocab_size <= std::numeric_limits<int32_t>::max() - 64,
+        "vocab_size: expected 0 to 2^31 - 65, got ", p.vocab_size);
+}
+
+void cpu::gumbel_noise(const GumbelNoiseParams& p) {
+  validate(p);
+  const int64_t grain = std::max<int64_t>(1, 8192 / std::max<int64_t>(p.vocab_size, 1));
+  parallel_for(p.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      row_kernels().gumbel(static_cast<uint64_t>(p.seeds[row]), p.positions[row], p.vocab_size,
+                           p.out + row * p.vocab_size);
+  });
+}
+
+}  // namespace eagle

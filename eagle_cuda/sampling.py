@@ -1,0 +1,104 @@
+"""sampling: the target's own token for every row of logits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from eagle_cuda._allocate import empty
+from eagle_cuda._extension import _C
+
+
+class Sampled(NamedTuple):
+    """Outputs of `sample_tokens`. `log_probs` and `flags` may be None in `out=`, which skips them."""
+
+    tokens: Any  # [B, N] int32
+    log_probs: Any  # [B, N] float32, log_softmax of the untouched logits at the token
+    flags: Any  # [B, N] int32, 1: no logit above -inf
+
+
+def sample_tokens(
+    logits: Any,
+    *,
+    temperature: Any,
+    seeds: Any,
+    positions: Any,
+    num_nodes: Any = None,
+    top_k: Any = None,
+    top_p: Any = None,
+    min_p: Any = None,
+    top_k_top_p: str = "sequential",
+    out: Sampled | None = None,
+) -> Sampled:
+    """The target's token at every node: a pure function of the row's logits, parameters, seed and position.
+
+    Order: temperature, top-k, top-p, min-p, Gumbel noise, argmax; ties to the lower id. An exact sample of
+    the (restricted) softmax, equal whatever else is in the batch.
+
+    Args:
+        logits: ``[B, N, V]`` float32, bfloat16 or float16; last dimension contiguous, outer strides free. NaN
+            counts as -inf.
+        temperature: ``[B]`` float32. Below 1e-5, negative or NaN: argmax of the logits, nothing else applied.
+        seeds: ``[B]`` int64, the bits of the request's 64-bit seed.
+        positions: ``[B, N]`` int32, absolute index of the token to be produced (``seq_lens + depth + 1``).
+        num_nodes: ``[B]`` int32, rows in use; those beyond get token 0, log-probability 0, flag 0. None: all.
+        top_k: ``[B]`` int32. Not positive or at least V: off.
+        top_p: ``[B]`` float32. At least 1 or NaN: off. The most likely token always stays.
+        min_p: ``[B]`` float32, relative to the most likely token. Not positive or NaN: off; above 1: as 1.
+        top_k_top_p: "sequential": top-p measures what top-k left, renormalised; "joint": the whole
+            distribution.
+        out: outputs to write into.
+
+    Raises:
+        ValueError: wrong dtype, rank, shape, device or layout, naming the argument.
+
+    Source: Gumbel-max trick; Philox-4x32-10 (Salmon et al., SC 2011); min-p (Nguyen et al., arXiv
+        2407.01082).
+    """
+    if out is None:
+        if len(logits.shape) != 3:
+            raise ValueError(
+                f"logits: expected 3 dimensions, got {len(logits.shape)} (shape {list(logits.shape)})"
+            )
+        shape = tuple(logits.shape[:2])
+        out = Sampled(
+            empty(logits, shape, torch.int32),
+            empty(logits, shape, torch.float32),
+            empty(logits, shape, torch.int32),
+        )
+    _C.sample_tokens(
+        logits,
+        num_nodes,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        positions,
+        top_k_top_p,
+        out[0],
+        out[1],
+        out[2],
+    )
+    return out
+
+
+def gumbel_noise(seeds: Any, positions: Any, vocab_size: int | None = None, *, out: Any = None) -> Any:
+    """The noise of `sample_tokens` by itself: standard Gumbel ``g[r, t]`` of (seeds[r], positions[r], token
+    t).
+
+    Args:
+        seeds: ``[R]`` int64. positions: ``[R]`` int32.
+        vocab_size: columns of the result; not needed with `out`.
+        out: ``[R, V]`` float32.
+
+    Raises:
+        ValueError: wrong dtype, shape, device or layout, naming the argument.
+    """
+    if out is None:
+        if vocab_size is None or vocab_size < 0:
+            raise ValueError(f"vocab_size: expected at least 0, got {vocab_size}")
+        out = empty(seeds, (seeds.shape[0], vocab_size), torch.float32)
+    _C.gumbel_noise(seeds, positions, out)
+    return out
