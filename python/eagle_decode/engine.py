@@ -1,0 +1,372 @@
+"""The loop: propose, one pass of the target, sample, verify, compact. Plain decoding is the same loop with
+one-node trees."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_cuda.kv_cache import compact_kv
+from eagle_cuda.sampling import Sampled, sample_tokens
+from eagle_cuda.tree import DraftTree
+from eagle_cuda.verify import Accepted, verify
+from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
+from eagle_decode.heads.loaded import LoadedHead
+from eagle_decode.metrics import PHASES, Metrics
+from eagle_decode.models.base import KVCache, Target
+from eagle_decode.prompts import Prompt, make_requests
+from eagle_decode.sampling import SamplingParams, token_ids
+from eagle_decode.sequence import Batch, Chunk, Request, Result
+
+
+class Engine:
+    """Generates with a target model, and with a draft head where there is one. Tokens are the same either
+    way.
+
+    target: see `models.base.Target`. head: a LoadedHead, or a checkpoint's folder. tokenizer: transformers';
+        needed for prompts and stop strings given as text.
+    levels, draft_top_k, max_nodes: the draft tree's depth, the children tried per node, and the nodes that
+        are verified, root included (at most 256; 1: plain decoding).
+    max_batch: requests that run at a time; more wait for a free row. max_length: tokens of the longest
+        request, prompt included (default: what the target was made for, at most 4096).
+    coupled, tau: see HeadDrafter. draft: any Drafter instead of a head.
+    observer: called after each cycle, and after each prompt, with (batch, rows, tree, logits) while they are
+        unchanged; for tests and tools.
+
+    `metrics` sums over everything generated so far. One thread, and one `generate` or `stream` at a time.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        head: LoadedHead | str | Path | None = None,
+        tokenizer: Any = None,
+        *,
+        levels: int = 4,
+        draft_top_k: int = 4,
+        max_nodes: int = 8,
+        max_batch: int = 4,
+        max_length: int | None = None,
+        coupled: bool = True,
+        tau: float = 1.0,
+        draft: Drafter | None = None,
+        observer: Callable[[Batch, slice, DraftTree, Tensor], None] | None = None,
+    ):
+        _check_target(target)
+        _check_shape(levels, draft_top_k, max_nodes)
+        if max_batch < 1:
+            raise ValueError(f"max_batch: expected at least 1, got {max_batch}")
+        if max_length is None:
+            max_length = min(target.max_positions, 4096)
+        if not 1 <= max_length <= target.max_positions:
+            raise ValueError(
+                f"max_length: expected 1 to the target's {target.max_positions} positions, got {max_length}"
+            )
+        if head is not None and draft is not None:
+            raise ValueError("draft: expected None beside a head, got both")
+        if not tau > 0:
+            raise ValueError(f"tau: expected a number > 0, got {tau}")
+        self.target, self.tokenizer, self.observer = target, tokenizer, observer
+        self.max_batch, self.max_length = max_batch, max_length
+        self.metrics = Metrics()
+        self._plain = RootDrafter(max_batch, target.device)
+        if head is not None:
+            draft = HeadDrafter(
+                self._load(head), dtype=target.dtype, device=target.device, capacity=max_batch,
+                max_length=max_length, levels=levels, top_k=draft_top_k, max_nodes=max_nodes, coupled=coupled,
+                tau=tau,
+            )  # fmt: skip
+        self.drafter = draft
+        self._levels = getattr(draft, "levels", levels)
+        self._max_nodes = getattr(draft, "max_nodes", max_nodes)
+        # Behind the last committed token stand the nodes of a tree, however near the end of the context.
+        self._cache = target.new_cache(max_batch, max_length + self._max_nodes)
+        self._caches: dict[int, list[KVCache]] = {}
+        self._end_ids = token_ids("eos_token_id", target.config.get("eos_token_id"))
+        self._busy = self._warned = False
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculate: bool = True,
+    ) -> list[Result]:
+        """Continues every prompt, text or token ids. Results come in the order of prompts and, for n > 1, of
+        samples.
+
+        sampling: for all prompts, or one per prompt; default SamplingParams().
+        speculate: False decodes plainly through the same kernels, with the same tokens. Without a drafter
+            decoding is plain; the metrics say so.
+        Raises ValueError for empty prompts, ids outside the vocabulary, prompts longer than the context, and
+        text without a tokenizer; RuntimeError where the target's logits hold no number.
+        """
+        requests = self._requests(prompts, sampling, speculate)
+        for _ in self._run(requests, speculate):
+            pass
+        return [request.result() for request in requests]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculate: bool = True,
+    ) -> Iterator[Chunk]:
+        """As `generate`, yielding what each cycle adds to each request. Arguments are checked at once."""
+        return self._run(self._requests(prompts, sampling, speculate), speculate)
+
+    # ---- the loop
+
+    def _run(self, requests: list[Request], speculate: bool) -> Iterator[Chunk]:
+        if self._busy:
+            raise RuntimeError("the engine is already generating; finish or close the other stream first")
+        self._busy = True
+        try:
+            drafter = self.drafter if speculate and self.drafter is not None else self._plain
+            batch = self._new_batch(requests, drafter)
+            waiting = deque(requests)
+            while waiting and len(batch.requests) < self.max_batch:
+                yield from self._admit_next(batch, len(batch.requests), waiting, drafter)
+            while batch.requests:
+                chunks = self._step(batch, drafter)
+                yield from chunks
+                for row in reversed([row for row, chunk in enumerate(chunks) if chunk.finish_reason]):
+                    yield from self._admit_next(batch, row, waiting, drafter)
+            self._warn_if_useless()
+        finally:
+            self._busy = False
+
+    def _step(self, batch: Batch, drafter: Drafter) -> list[Chunk]:
+        """One cycle over the whole batch. Rows of the batch and chunks correspond."""
+        clock = _Clock()
+        tree = drafter.propose(batch)
+        clock.lap("draft")
+        batch.begin_cycle(tree.tokens.shape[1])
+        logits = self._forward(tree, batch, drafter)
+        clock.lap("target")
+        chosen = self._sample(logits, batch, tree)
+        clock.lap("sample")
+        accepted = self._verify(tree, chosen, batch)
+        clock.lap("verify")
+        self._compact(batch, accepted)
+        clock.lap("compact")
+        rows = slice(0, len(batch.requests))
+        if self.observer:
+            self.observer(batch, rows, tree, logits)
+        chunks = self._commit(batch, rows, tree)
+        clock.lap("commit")
+        self.metrics.add_seconds(clock.seconds)
+        for request in batch.requests:
+            request.metrics.add_seconds(clock.seconds)
+        return chunks
+
+    def _forward(self, tree: DraftTree, batch: Batch, drafter: Drafter) -> Tensor:
+        output = self.target.forward(
+            tree.tokens, seq_lens=batch.seq_lens, depths=tree.depths, mask=tree.mask,
+            num_nodes=tree.num_nodes, cache=self._cache_of(len(batch.requests)),
+            feature_layers=getattr(drafter, "feature_layers", None),
+        )  # fmt: skip
+        if batch.features is not None:  # the target's own buffer is gone by the time of the next proposal
+            batch.features.copy_(output.features)
+        return output.logits
+
+    def _sample(self, logits: Tensor, batch: Batch, tree: DraftTree) -> Sampled:
+        positions = tree.depths + (batch.seq_lens + 1)[:, None]
+        for rows, arguments, logprobs in batch.groups():
+            tokens, log_probs, flags = (tensor[rows] for tensor in batch.sampled)
+            sample_tokens(
+                logits[rows], positions=positions[rows], num_nodes=tree.num_nodes[rows], **arguments,
+                out=Sampled(tokens, log_probs if logprobs else None, flags),
+            )  # fmt: skip
+        return batch.sampled
+
+    def _verify(self, tree: DraftTree, chosen: Sampled, batch: Batch) -> Accepted:
+        return verify(
+            tree,
+            chosen.tokens,
+            batch.seq_lens,
+            stop_tokens=batch.stop_tokens,
+            budget=batch.budget,
+            out=batch.accepted,
+        )
+
+    def _compact(self, batch: Batch, accepted: Accepted) -> None:
+        caches = self._cache_of(len(batch.requests))
+        compact_kv(caches, accepted.path, accepted.num_accepted, batch.seq_lens, max_nodes=batch.width)
+
+    def _commit(self, batch: Batch, rows: slice, tree: DraftTree) -> list[Chunk]:
+        """Reads back what the rows emitted and hands it to the requests."""
+        batch.num_nodes[rows].copy_(tree.num_nodes)
+        batch.budget[rows].sub_(batch.num_accepted[rows] + 1)
+        chunks = []
+        for request, emitted in zip(batch.requests[rows], batch.read(rows), strict=True):
+            if emitted.flagged:
+                at = len(request.prompt) + len(request.tokens)
+                raise RuntimeError(
+                    f"request {request.index}: the target's logits for position {at} or later hold no number"
+                )
+            if request.tokens:
+                request.metrics.count_cycle(emitted.num_accepted, emitted.num_nodes)
+            else:
+                request.metrics.first_tokens += 1
+            chunk = request.commit(*emitted[:2], emitted.num_accepted, emitted.finished)
+            if chunk.finish_reason:
+                self.metrics.add(request.metrics, seconds=False)
+            chunks.append(chunk)
+        return chunks
+
+    # ---- joining and leaving
+
+    def _admit_next(
+        self, batch: Batch, row: int, waiting: deque[Request], drafter: Drafter
+    ) -> Iterator[Chunk]:
+        """Gives `row`, a finished one or the next, to the first waiting request that does not end at once;
+        without any, a finished row is dropped."""
+        while waiting:
+            request = waiting.popleft()
+            if request.budget == 0:
+                yield request.commit([], [], 0, 2)
+                self.metrics.add(request.metrics, seconds=False)
+                continue
+            chunk = self._admit(batch, row, request, drafter)
+            yield chunk
+            if chunk.finish_reason is None:
+                return
+        if row < len(batch.requests):
+            source = batch.remove(row)
+            if source is not None:
+                length = len(batch.requests[row].prompt) + len(batch.requests[row].tokens) - 1
+                move_rows(self._cache, source, row, length)
+                if hasattr(drafter, "move"):
+                    drafter.move(source, row, length)
+
+    def _admit(self, batch: Batch, row: int, request: Request, drafter: Drafter) -> Chunk:
+        """Runs the prompt. Its last token then stands for a verified tree of one node: the row of its logits
+        gives the first new token, and that of its features the first proposal."""
+        clock = _Clock()
+        batch.put(row, request)
+        rows = slice(row, row + 1)
+        prompt = torch.tensor(request.prompt, dtype=torch.int32, device=self.target.device)
+        layers = getattr(drafter, "feature_layers", None)
+        output = self.target.prefill(prompt, cache=self._cache, request=row, feature_layers=layers)
+        if batch.features is not None:
+            batch.features[row, 0] = output.features[0, -1]
+            if hasattr(drafter, "admit"):
+                drafter.admit(row, prompt[1:], output.features[0, :-1])
+        batch.seq_lens[row] = len(request.prompt) - 1
+        first = sample_tokens(
+            output.logits, positions=(batch.seq_lens[rows] + 1)[:, None],
+            **{name: getattr(batch, name)[rows] for name in batch.SAMPLING},
+            top_k_top_p=request.params.top_k_top_p,
+        )  # fmt: skip
+        for tensor, value in zip(batch.sampled, first, strict=True):
+            tensor[row, 0] = value[0, 0]
+        tree = self._plain.tree(1)
+        verify(
+            tree, first.tokens, batch.seq_lens[rows], stop_tokens=batch.stop_tokens[rows],
+            budget=batch.budget[rows], out=Accepted(*(t[rows] for t in batch.accepted)),
+        )  # fmt: skip
+        if self.observer:
+            self.observer(batch, rows, tree, output.logits)
+        chunk = self._commit(batch, rows, tree)[0]
+        clock.lap("prefill")
+        self.metrics.add_seconds(clock.seconds)
+        request.metrics.add_seconds(clock.seconds)
+        return chunk
+
+    def _warn_if_useless(self) -> None:
+        """Says once if a drafter was never right: most often it was made for another target."""
+        metrics = self.metrics
+        if self._warned or metrics.accepted_tokens or metrics.cycles - metrics.plain_cycles < 50:
+            return
+        if metrics.speculative:
+            self._warned = True
+            message = (
+                f"none of {metrics.draft_tokens} draft tokens was accepted: is the head made for this target?"
+            )
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+    def _new_batch(self, requests: list[Request], drafter: Drafter) -> Batch:
+        return Batch(
+            min(self.max_batch, len(requests)),
+            max_nodes=getattr(drafter, "max_nodes", self._max_nodes),
+            max_path=getattr(drafter, "levels", self._levels) + 1,
+            num_stop_tokens=max([1, *(len(request.stop_tokens) for request in requests)]),
+            feature_size=self.target.feature_size(getattr(drafter, "feature_layers", None)),
+            dtype=self.target.dtype,
+            device=self.target.device,
+        )
+
+    def _cache_of(self, size: int) -> list[KVCache]:
+        """The caches of the first `size` rows of the batch."""
+        if size not in self._caches:
+            self._caches[size] = rows_of(self._cache, slice(0, size))
+        return self._caches[size]
+
+    # ---- arguments
+
+    def _requests(
+        self, prompts: Any, sampling: SamplingParams | Sequence[SamplingParams] | None, speculate: bool
+    ) -> list[Request]:
+        return make_requests(
+            prompts,
+            sampling,
+            tokenizer=self.tokenizer,
+            vocab_size=self.target.vocab_size,
+            max_length=self.max_length,
+            end_ids=self._end_ids,
+            speculative=speculate and self.drafter is not None,
+        )
+
+    def _load(self, head: LoadedHead | str | Path) -> LoadedHead:
+        if isinstance(head, LoadedHead):
+            return head
+        from eagle_decode.heads.load import load_head
+
+        checkpoint = getattr(self.target, "checkpoint", None)
+        tensors = None if checkpoint is None else checkpoint.tensors
+        return load_head(head, target_config=self.target.config, target_tensors=tensors)
+
+
+def _check_target(target: Target) -> None:
+    wanted = ("config", "dtype", "device", "vocab_size", "max_positions")
+    wanted += ("feature_size", "new_cache", "forward", "prefill")
+    if missing := [name for name in wanted if not hasattr(target, name)]:
+        raise ValueError(
+            f"target: expected a models.base.Target, got {type(target).__name__} without {missing}"
+        )
+
+
+def _check_shape(levels: int, top_k: int, max_nodes: int) -> None:
+    if not 1 <= top_k <= 32:
+        raise ValueError(f"draft_top_k: expected 1 to 32, got {top_k}")
+    if levels < 1 or (levels > 31 and top_k > 1):
+        raise ValueError(f"levels: expected 1 to 31 (more for draft_top_k = 1), got {levels}")
+    if not 1 <= max_nodes <= 256:
+        raise ValueError(f"max_nodes: expected 1 to 256, got {max_nodes}")
+    if (candidates := top_k + (levels - 1) * top_k**2) > 8192:
+        raise ValueError(
+            f"levels, draft_top_k: expected K + (levels - 1) K^2 of at most 8192, got {candidates}"
+        )
+
+
+class _Clock:
+    """Wall time per phase, between laps."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        assert phase in PHASES
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
