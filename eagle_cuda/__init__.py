@@ -1,10 +1,80 @@
-"""EAGLE speculative-decoding kernels: one typed function per op, tensors of any DLPack framework."""
+"""EAGLE speculative-decoding kernels: one typed function per op, tensors of any DLPack framework.
+
+The ops are here by name (`eagle_cuda.linear(...)`); the module of a noun is reached by import
+(`from eagle_cuda.linear import ...`).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from eagle_cuda._extension import _C
+from eagle_cuda.attention import RopeTable, append_kv, rope_table, tree_attention
+from eagle_cuda.draft import DraftHead, DraftLayer, draft, extend_draft
+from eagle_cuda.kv_cache import KVCache, compact_kv
+from eagle_cuda.linear import (
+    PackedWeight,
+    TopK,
+    linear,
+    lm_head_topk,
+    pack_weight,
+    rms_norm,
+    unpack_weight,
+)
+from eagle_cuda.sampling import Sampled, gumbel_noise, sample_tokens
+from eagle_cuda.tree import (
+    Beam,
+    Candidates,
+    DraftTree,
+    RetrieveIndices,
+    build_tree,
+    empty_candidates,
+    empty_draft_tree,
+    expand_tree,
+    retrieve_indices,
+    tree_from_parents,
+)
+from eagle_cuda.verify import Accepted, verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accepted",
+    "Beam",
+    "Candidates",
+    "DraftHead",
+    "DraftLayer",
+    "DraftTree",
+    "KVCache",
+    "PackedWeight",
+    "RetrieveIndices",
+    "RopeTable",
+    "Sampled",
+    "TopK",
+    "append_kv",
+    "build_info",
+    "build_tree",
+    "compact_kv",
+    "draft",
+    "empty_candidates",
+    "empty_draft_tree",
+    "expand_tree",
+    "extend_draft",
+    "gumbel_noise",
+    "linear",
+    "lm_head_topk",
+    "num_threads",
+    "pack_weight",
+    "retrieve_indices",
+    "rms_norm",
+    "rope_table",
+    "sample_tokens",
+    "set_num_threads",
+    "tree_attention",
+    "tree_from_parents",
+    "unpack_weight",
+    "verify",
+]
 
 
 def build_info() -> dict[str, Any]:

@@ -25,10 +25,13 @@ WeightFormat parse_format(const std::string& format) {
 }
 
 const char* format_name(const OwnedWeight& w) {
-  return w.weight.format == WeightFormat::kBFloat16 ? "bf16" : w.weight.format == WeightFormat::kFloat16 ? "fp16" : "fp32";
+  return w.weight.format == WeightFormat::kBFloat16  ? "bf16"
+         : w.weight.format == WeightFormat::kFloat16 ? "fp16"
+                                                     : "fp32";
 }
 
-PackedWeight describe(int64_t n, int64_t k, const std::string& format, bool paired, const TensorView& packed) {
+PackedWeight describe(int64_t n, int64_t k, const std::string& format, bool paired,
+                      const TensorView& packed) {
   PackedWeight w;
   w.data = packed.data;
   w.backend = packed.device;
@@ -56,12 +59,13 @@ void bind_linear(py::module_& m) {
       .def_property_readonly("k", [](const OwnedWeight& w) { return w.weight.k; })
       .def_property_readonly("format", &format_name)
       .def_property_readonly("paired", [](const OwnedWeight& w) { return w.weight.paired; })
-      .def_property_readonly("backend", [](const OwnedWeight& w) { return device_name(w.weight.backend, w.weight.device_id); })
+      .def_property_readonly(
+          "backend", [](const OwnedWeight& w) { return device_name(w.weight.backend, w.weight.device_id); })
       .def_property_readonly("data", [](const OwnedWeight& w) { return w.data; })
       .def("__repr__", [](const OwnedWeight& w) {
-        return "PackedWeight(n=" + std::to_string(w.weight.n) + ", k=" + std::to_string(w.weight.k) + ", format='" +
-               format_name(w) + "', paired=" + (w.weight.paired ? "True" : "False") + ", backend='" +
-               device_name(w.weight.backend, w.weight.device_id) + "')";
+        return "PackedWeight(n=" + std::to_string(w.weight.n) + ", k=" + std::to_string(w.weight.k) +
+               ", format='" + format_name(w) + "', paired=" + (w.weight.paired ? "True" : "False") +
+               ", backend='" + device_name(w.weight.backend, w.weight.device_id) + "')";
       });
 
   m.def(
@@ -73,8 +77,8 @@ void bind_linear(py::module_& m) {
       "n"_a, "k"_a, "format"_a, "cuda"_a);
   m.def(
       "pack_weight",
-      [](const TensorView& weight, int64_t row_begin, int64_t n, int64_t k, const std::string& format, bool paired,
-         const TensorView& packed) {
+      [](const TensorView& weight, int64_t row_begin, int64_t n, int64_t k, const std::string& format,
+         bool paired, const TensorView& packed) {
         const PackedWeight into = describe(n, k, format, paired, packed);
         without_gil([&] { pack_weight(weight, row_begin, into, packed, current_stream); });
       },
@@ -85,8 +89,8 @@ void bind_linear(py::module_& m) {
         py::object keep;
         const TensorView view = to_view(packed, keep);
         OwnedWeight w{describe(n, k, format, paired, view), std::move(packed)};
-        check(view.ndim == 1 && view.dtype == DType::kUInt8 && view.shape[0] >= w.weight.bytes, "packed: expected ",
-              w.weight.bytes, " bytes as one uint8 dimension");
+        check(view.ndim == 1 && view.dtype == DType::kUInt8 && view.shape[0] >= w.weight.bytes,
+              "packed: expected ", w.weight.bytes, " bytes as one uint8 dimension");
         return w;
       },
       "n"_a, "k"_a, "format"_a, "paired"_a, "packed"_a);
@@ -98,10 +102,11 @@ void bind_linear(py::module_& m) {
       "weight"_a, "out"_a);
   m.def(
       "linear",
-      [](const TensorView& x, const OwnedWeight& weight, const TensorView& norm_weight, float eps, const TensorView& bias,
-         const TensorView& residual, py::handle activation, const TensorView& out) {
+      [](const TensorView& x, const OwnedWeight& weight, const TensorView& norm_weight, float eps,
+         const TensorView& bias, const TensorView& residual, py::handle activation, const TensorView& out) {
         const Activation a = parse_activation(activation);
-        without_gil([&] { linear(x, weight.weight, norm_weight, eps, bias, residual, a, out, current_stream); });
+        without_gil(
+            [&] { linear(x, weight.weight, norm_weight, eps, bias, residual, a, out, current_stream); });
       },
       "x"_a, "weight"_a, "norm_weight"_a, "eps"_a, "bias"_a, "residual"_a, "activation"_a, "out"_a);
   m.def(
@@ -117,12 +122,12 @@ void bind_linear(py::module_& m) {
          const TensorView& positions, float tau, const TensorView& tokens, const TensorView& log_probs,
          const TensorView& lse) {
         without_gil([&] {
-          lm_head_topk(x, weight.weight, norm_weight, eps, draft_to_target, temperature, seeds, positions, tau, tokens,
-                       log_probs, lse, current_stream);
+          lm_head_topk(x, weight.weight, norm_weight, eps, draft_to_target, temperature, seeds, positions,
+                       tau, tokens, log_probs, lse, current_stream);
         });
       },
-      "x"_a, "weight"_a, "norm_weight"_a, "eps"_a, "draft_to_target"_a, "temperature"_a, "seeds"_a, "positions"_a, "tau"_a,
-      "tokens"_a, "log_probs"_a, "lse"_a);
+      "x"_a, "weight"_a, "norm_weight"_a, "eps"_a, "draft_to_target"_a, "temperature"_a, "seeds"_a,
+      "positions"_a, "tau"_a, "tokens"_a, "log_probs"_a, "lse"_a);
   m.def(
       "read_probe",
       [](const TensorView& data) {

@@ -20,7 +20,9 @@ void bind_kv_cache(py::module_& m);
 PYBIND11_MODULE(_C, m) {
   m.doc() = "eagle_cuda native ops; use them through the functions of the package eagle_cuda";
   m.def("num_threads", &eagle::num_threads);
-  m.def("set_num_threads", &eagle::set_num_threads, py::arg("n"), py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "set_num_threads", [](int n) { eagle::bindings::without_gil([n] { eagle::set_num_threads(n); }); },
+      py::arg("n"));
   m.def("build_info", [] {
     py::dict info;
     info["version"] = EAGLE_VERSION;

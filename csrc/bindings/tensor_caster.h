@@ -8,7 +8,9 @@
 //
 // A conversion that fails throws BadTensor, which does not know its argument's name; module.cpp adds it
 // (argument_names.h).
+#include <cxxabi.h>
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <string>
 #include <utility>
@@ -39,12 +41,29 @@ class BadTensor : public py::builtin_exception {
   py::handle object_;  // borrowed from the caller's arguments, compared but never read
 };
 
+// PyEval_RestoreThread. When the interpreter is shutting down, Python ends a thread that asks for the GIL by
+// unwinding its stack; through a destructor that would end the whole process. Such a thread waits here for
+// the process to end.
+inline void take_gil_back(PyThreadState* state) {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (abi::__forced_unwind&) {
+    for (;;) ::pause();
+  }
+}
+
 // Runs `f` without the GIL. Every op is called through here, after all arguments were converted: the CUDA
 // backend makes the device of the first tensor current at this place, for the duration of `f`.
 template <class F>
 inline void without_gil(F&& f) {
-  py::gil_scoped_release release;
-  f();
+  PyThreadState* const state = PyEval_SaveThread();
+  try {
+    f();
+  } catch (...) {
+    take_gil_back(state);
+    throw;
+  }
+  take_gil_back(state);
 }
 
 inline DType dtype_from_dlpack(dlpack::DataType t) {

@@ -6,7 +6,9 @@ namespace eagle {
 namespace {
 
 DType dtype_of(WeightFormat f) {
-  return f == WeightFormat::kFloat32 ? DType::kFloat32 : f == WeightFormat::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+  return f == WeightFormat::kFloat32    ? DType::kFloat32
+         : f == WeightFormat::kBFloat16 ? DType::kBFloat16
+                                        : DType::kFloat16;
 }
 
 // A weight packed for one backend is refused by another.
@@ -22,7 +24,8 @@ void expect_weight(const PackedWeight& w, const TensorView& x) {
 int64_t row_stride(const TensorView& t) { return t.shape[0] > 1 ? t.strides[0] : t.shape[1]; }
 
 void expect_rows_apart(const char* what, const TensorView& t) {
-  check(row_stride(t) >= t.shape[1], what, ": output rows overlap (row stride ", row_stride(t), ", columns ", t.shape[1], ")");
+  check(row_stride(t) >= t.shape[1], what, ": output rows overlap (row stride ", row_stride(t), ", columns ",
+        t.shape[1], ")");
 }
 
 void expect_aligned(const char* what, const void* data) {
@@ -37,12 +40,14 @@ const void* norm_data(const TensorView& norm_weight, const TensorView& x, DType 
 
 }  // namespace
 
-void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into, TensorView packed, CUstream_st* stream) {
+void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into, TensorView packed,
+                 CUstream_st* stream) {
   Expect("weight", weight).dtype(dtype_of(into.format)).shape({-1, into.k}).last_dim_contiguous();
   Expect("packed", packed).dtype(DType::kUInt8).rank(1).contiguous().writable().same_device(weight);
-  check(into.backend == weight.device, "weight: expected a tensor on ", device_name(into.backend, into.device_id), ", got ",
-        device_name(weight.device, weight.device_id));
-  check(into.n >= 0 && into.k >= 1, "weights: expected N >= 0 and K >= 1, got N = ", into.n, ", K = ", into.k);
+  check(into.backend == weight.device, "weight: expected a tensor on ",
+        device_name(into.backend, into.device_id), ", got ", device_name(weight.device, weight.device_id));
+  check(into.n >= 0 && into.k >= 1, "weights: expected N >= 0 and K >= 1, got N = ", into.n,
+        ", K = ", into.k);
   const int64_t bytes = packed_weight_bytes(into.n, into.k, into.format, into.backend);
   check(packed.shape[0] >= bytes, "packed: expected at least ", bytes, " bytes, got ", packed.shape[0]);
   expect_aligned("packed", packed.data);
@@ -137,15 +142,16 @@ void rms_norm(TensorView x, TensorView weight, float eps, TensorView out, CUstre
 }
 
 void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps,
-                  TensorView draft_to_target, TensorView temperature, TensorView seeds, TensorView positions, float tau,
-                  TensorView tokens, TensorView log_probs, TensorView lse, CUstream_st* stream) {
+                  TensorView draft_to_target, TensorView temperature, TensorView seeds, TensorView positions,
+                  float tau, TensorView tokens, TensorView log_probs, TensorView lse, CUstream_st* stream) {
   const DType dtype = dtype_of(weight.format);
   Expect("x", x).dtype(dtype).shape({-1, weight.k}).last_dim_contiguous();
   expect_weight(weight, x);
   const int64_t m = x.shape[0];
   Expect("tokens", tokens).dtype(DType::kInt32).shape({m, -1}).contiguous().writable().same_device(x);
   const int64_t k = tokens.shape[1];
-  check(k >= 1 && k <= 32 && k <= weight.n, "k: expected 1 to ", std::min<int64_t>(32, weight.n), ", got ", k);
+  check(k >= 1 && k <= 32 && k <= weight.n, "k: expected 1 to ", std::min<int64_t>(32, weight.n), ", got ",
+        k);
   Expect("log_probs", log_probs).dtype(DType::kFloat32).shape({m, k}).contiguous().writable().same_device(x);
   LmHeadTopkParams p{};
   p.m = m;
@@ -158,7 +164,11 @@ void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weig
   p.x_stride = row_stride(x);
   p.norm_weight = norm_data(norm_weight, x, dtype, weight.k);
   if (draft_to_target.present()) {
-    Expect("draft_to_target", draft_to_target).dtype(DType::kInt32).shape({weight.n}).contiguous().same_device(x);
+    Expect("draft_to_target", draft_to_target)
+        .dtype(DType::kInt32)
+        .shape({weight.n})
+        .contiguous()
+        .same_device(x);
     p.draft_to_target = draft_to_target.as<const int32_t>();
   }
   if (temperature.present()) {

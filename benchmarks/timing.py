@@ -1,0 +1,103 @@
+"""Timing shared by the benchmarks, made for a machine that others use too.
+
+Arms are run in turn, so that a slow minute slows all of them. An arm may be cut into pieces (one per matrix,
+say): the sum of the pieces' minima needs an undisturbed moment per piece, not an undisturbed second in all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+import eagle_cuda
+
+
+@dataclass
+class Samples:
+    """Seconds of one arm: `rounds[i][j]` is piece j in round i."""
+
+    rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def minimum(self) -> float:
+        """Sum over the pieces of each one's fastest round: the arm undisturbed."""
+        return sum(min(piece) for piece in zip(*self.rounds))
+
+    @property
+    def median(self) -> float:
+        """Median over the rounds of the whole arm: the arm as this machine was."""
+        return statistics.median(sum(pieces) for pieces in self.rounds)
+
+
+def ratio(a: Samples, b: Samples) -> float:
+    """How many times as long `a` takes as `b`, undisturbed."""
+    return a.minimum / b.minimum
+
+
+def paired_ratio(a: Samples, b: Samples) -> float:
+    """Median over the rounds of a's time through b's: each round saw both under the same load."""
+    return statistics.median(sum(x) / sum(y) for x, y in zip(a.rounds, b.rounds))
+
+
+def interleave(
+    arms: dict[str, Callable[[], object] | Sequence[Callable[[], object]]], *, rounds: int, warmup: int = 1
+) -> dict[str, Samples]:
+    """Times every arm once a round, in turn. An arm is a function, or a list of functions: its pieces."""
+    pieces = {name: [arm] if callable(arm) else list(arm) for name, arm in arms.items()}
+    samples = {name: Samples() for name in arms}
+    clock = time.perf_counter
+    for round_ in range(-warmup, rounds):
+        for name, functions in pieces.items():
+            times = []
+            for function in functions:
+                start = clock()
+                function()
+                times.append(clock() - start)
+            if round_ >= 0:
+                samples[name].rounds.append(times)
+    return samples
+
+
+def environment() -> dict[str, object]:
+    """What a figure depends on: processor, instruction set, threads, load, versions, commit."""
+    root = Path(__file__).resolve().parent.parent
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
+    )
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "commit": commit.stdout.strip() or None,
+        **eagle_cuda.build_info(),
+    }
+
+
+def _processor() -> str:
+    """Name, family and model: a virtual machine may hide the name."""
+    fields: dict[str, str] = {}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().split("\n\n")[0].splitlines():
+            key, _, value = line.partition(":")
+            fields[key.strip()] = value.strip()
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return f"{name} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
+
+
+def write_json(path: Path, results: object) -> None:
+    """`results` beside the environment they were measured in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": environment(), "results": results}, indent=2) + "\n")

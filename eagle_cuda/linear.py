@@ -1,0 +1,189 @@
+"""linear: weights packed once, then skinny matrix products whose rows do not depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eagle_cuda import _allocate, _huge_pages
+from eagle_cuda._extension import _C
+
+PackedWeight = _C.PackedWeight
+
+_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+_DTYPES = {name: dtype for dtype, name in _FORMATS.items()}
+
+
+class TopK(NamedTuple):
+    """What `lm_head_topk` returns; lse may be None in `out=`."""
+
+    tokens: Tensor  # [M, k] int32, target ids, best first
+    log_probs: Tensor  # [M, k] float32, at most 0
+    lse: Tensor | None  # [M] float32, natural log of the sum of exponentials
+
+
+def pack_weight(
+    weights: Tensor | Sequence[Tensor], format: str | None = None, *, paired: bool = False
+) -> PackedWeight:
+    """Reorders a matrix once into the layout that `linear` and `lm_head_topk` stream.
+
+    Args:
+        weights: ``[N, K]``, or several ``[N_i, K]`` that share an input (q, k, v; gate, up), concatenated by
+            rows. float32, bfloat16 or float16.
+        format: ``"bf16"``, ``"fp16"`` or ``"fp32"``; converted by torch where it differs. Default: the first
+            dtype.
+        paired: The first half of the rows is gate, the second half up, for ``activation="swiglu"``.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together; an odd number of rows with ``paired``.
+    """
+    sources = [weights] if isinstance(weights, Tensor) else [torch.as_tensor(w) for w in weights]
+    if not sources:
+        raise ValueError("weights: expected at least one matrix, got none")
+    if format is None:
+        format = _FORMATS.get(sources[0].dtype)
+        if format is None:
+            raise ValueError(
+                f"weights: expected a dtype of float32, bfloat16, float16, got {sources[0].dtype}"
+            )
+    if format not in _DTYPES:
+        raise ValueError(f"format: expected bf16, fp16 or fp32, got {format}")
+    for w in sources:
+        if w.ndim != 2:
+            raise ValueError(f"weights: expected 2 dimensions, got {w.ndim} (shape {list(w.shape)})")
+        if w.shape[1] != sources[0].shape[1]:
+            raise ValueError(f"weights: expected {sources[0].shape[1]} columns, got {w.shape[1]}")
+        if w.device != sources[0].device:
+            raise ValueError(f"weights: expected device {sources[0].device}, got {w.device}")
+    n, k = sum(w.shape[0] for w in sources), sources[0].shape[1]
+    if paired and n % 2:
+        raise ValueError(f"weights: expected as many gate as up rows, got {n} rows together")
+    device = sources[0].device
+    size = _C.packed_weight_bytes(n, k, format, device.type == "cuda")
+    on_cpu = device.type == "cpu"
+    data = _huge_pages.empty(size) if on_cpu else torch.empty(size, dtype=torch.uint8, device=device)
+    row = 0
+    for w in sources:
+        w = w.detach().to(_DTYPES[format])
+        _C.pack_weight(w if w.stride(1) == 1 else w.contiguous(), row, n, k, format, paired, data)
+        row += w.shape[0]
+    return _C.own_weight(n, k, format, paired, data)
+
+
+def unpack_weight(weight: PackedWeight, *, out: Tensor | None = None) -> Tensor:
+    """The ``[N, K]`` matrix that was packed, bit for bit, rows in source order, in the format's dtype."""
+    if out is None:
+        out = torch.empty((weight.n, weight.k), dtype=_DTYPES[weight.format], device=weight.data.device)
+    _C.unpack_weight(weight, out)
+    return out
+
+
+def linear(
+    x: Tensor,
+    weight: PackedWeight,
+    *,
+    rms_norm: Tensor | None = None,
+    eps: float = 1e-5,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``residual + activation(norm(x) @ W^T + bias)``. Row i is bitwise what a call with row i alone gives.
+
+    Sums are float32, in one order over K for any M and any number of threads; one rounding at the end.
+
+    Args:
+        x: ``[M, K]``, dtype of the weight's format, any row stride.
+        weight: ``[N, K]``, packed.
+        rms_norm: ``[K]``, dtype of x: normalise the rows of x first; the result is rounded to x's dtype.
+        eps: Added to the mean square.
+        bias: ``[N]``, dtype of x.
+        residual: ``[M, N]`` (``[M, N/2]`` with swiglu), dtype of out; may be `out` itself.
+        activation: None or ``"swiglu"``: silu(gate) * up of a paired weight, N/2 columns.
+        out: ``[M, N]`` or ``[M, N/2]``; allocated when omitted.
+        out_dtype: float32, bfloat16 or float16; default x's. Only without `out`.
+
+    Raises:
+        ValueError: an argument's dtype, shape, layout or device is wrong; the message names it.
+    """
+    if out is None:
+        columns = weight.n if activation is None else weight.n // 2
+        out = _allocate.empty(x, (x.shape[0], columns), out_dtype or _dtype(x, weight))
+    elif out_dtype is not None:
+        raise ValueError("out_dtype: expected None when out is given")
+    _C.linear(x, weight, rms_norm, eps, bias, residual, activation, out)
+    return out
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, out: Tensor | None = None) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` by rows, in float32 with one rounding.
+
+    Bit-equal to the norm that `linear` fuses.
+
+    Args:
+        x: ``[M, K]`` float32, bfloat16 or float16, any row stride.
+        weight: ``[K]``, dtype of x.
+        out: ``[M, K]``, dtype of x; may be `x`.
+    """
+    if out is None:
+        numpy_in = isinstance(x, np.ndarray)
+        out = np.empty(x.shape, x.dtype) if numpy_in else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _C.rms_norm(x, weight, eps, out)
+    return out
+
+
+def lm_head_topk(
+    x: Tensor,
+    weight: PackedWeight,
+    k: int,
+    *,
+    rms_norm: Tensor | None = None,
+    eps: float = 1e-5,
+    draft_to_target: Tensor | None = None,
+    temperature: Tensor | None = None,
+    seeds: Tensor | None = None,
+    positions: Tensor | None = None,
+    tau: float = 1.0,
+    out: TopK | None = None,
+) -> TopK:
+    """The k best tokens of every row of ``norm(x) @ W^T``, without keeping the logits.
+
+    A row is uncoupled when `temperature` is None or below 1e-5: it ranks by the logit q, and its
+    log-probabilities are ``log_softmax(q)``. A coupled row ranks by ``z = q + T * g(seed, position, target
+    id)``, the target's own Gumbel noise, with ``log_softmax(z / tau)`` (Gumbel coupling: Daliri et al., arXiv
+    2408.07978). Equal scores: the lower id first. NaN counts as -inf; a row with fewer than k usable logits
+    is filled up with the lowest unused ids at -inf.
+
+    Args:
+        x: ``[M, K]``, dtype of the weight's format.
+        weight: ``[Vd, K]``, packed unpaired.
+        k: 1 to 32, at most Vd.
+        rms_norm: ``[K]``, dtype of x.
+        draft_to_target: ``[Vd]`` int32 absolute target ids; None is the identity.
+        temperature: ``[M]`` float32.
+        seeds: ``[M]`` int64, with temperature.
+        positions: ``[M]`` int32, index of the token to be produced, with temperature.
+        tau: Confidence temperature of coupled rows, > 0.
+        out: TopK of outputs; its lse may be None.
+    """
+    if out is None:
+        m = x.shape[0]
+        out = TopK(
+            _allocate.empty(x, (m, k), torch.int32),
+            _allocate.empty(x, (m, k), torch.float32),
+            _allocate.empty(x, (m,), torch.float32),
+        )
+    elif out.tokens.shape[-1] != k:
+        raise ValueError(f"out: expected tokens with {k} columns, got {out.tokens.shape[-1]}")
+    _C.lm_head_topk(x, weight, rms_norm, eps, draft_to_target, temperature, seeds, positions, tau, *out)
+    return out
+
+
+def _dtype(x: Tensor, weight: PackedWeight) -> torch.dtype:
+    return x.dtype if isinstance(x, Tensor) else _DTYPES[weight.format]
