@@ -438,6 +438,14 @@ def test_a_head_from_a_folder(target, plain, tmp_path):
         Engine(target, tmp_path / "nowhere")
 
 
+def test_a_head_narrower_than_attention_knows(target, plain):
+    prompt = prompts_of(1, seed=15)[0]
+    head = tiny_head("eagle3", target, head_dim=16)
+    result = Engine(target, head).generate(prompt, SamplingParams(max_new_tokens=12))[0]
+    assert result.tokens == plain(prompt, SamplingParams(max_new_tokens=12))
+    assert result.metrics.draft_tokens > 0
+
+
 @pytest.mark.parametrize(
     ("top_k", "levels", "max_nodes"),
     [(4, 1, 5), (1, 5, 6), (8, 5, 64), (2, 1, 64), (8, 1, 61), (3, 2, 1), (1, 40, 41)],

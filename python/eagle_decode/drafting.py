@@ -95,7 +95,7 @@ class HeadDrafter:
         # last row.
         rows = max_length + levels * top_k + 1
         self.head = head.to_draft_head(dtype, max_positions=max_length + levels + 1)
-        shape = (len(head.layers), 2, capacity, rows, head.num_kv_heads, head.head_dim)
+        shape = (len(head.layers), 2, capacity, rows, head.num_kv_heads, self.head.head_dim)
         memory = torch.empty(shape, dtype=dtype, device=device)
         self._caches = [KVCache(layer[0], layer[1]) for layer in memory]
         self._caches_of: dict[int, list[KVCache]] = {}
