@@ -23,13 +23,15 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         out = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
         build = ROOT / "build" / f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
-        quiet = ["--log-level=WARNING"] if self.distribution.verbose < 1 else []
-        subprocess.check_call(
-            ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *quiet]
-            + [f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={out}", f"-DPython_EXECUTABLE={sys.executable}"]
-            + [f"-DEAGLE_CUDA={os.environ.get('EAGLE_CUDA', 'AUTO')}"]
-        )
-        subprocess.check_call(["cmake", "--build", str(build), "--target", "_C"])
+        settings = {
+            "CMAKE_BUILD_TYPE": "Release",
+            "CMAKE_LIBRARY_OUTPUT_DIRECTORY": out,
+            "Python_EXECUTABLE": sys.executable,
+            "EAGLE_CUDA": os.environ.get("EAGLE_CUDA", "AUTO"),
+        }
+        configure = ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "--log-level=NOTICE"]
+        subprocess.check_call([*configure, *(f"-D{name}={value}" for name, value in settings.items())])
+        subprocess.check_call(["cmake", "--build", build, "--target", "_C"])
 
 
 setup(ext_modules=[Extension("eagle_cuda._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

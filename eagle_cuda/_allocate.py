@@ -1,4 +1,6 @@
-"""Outputs for `out=None`: numpy arrays for numpy inputs, else torch tensors on the inputs' device."""
+"""Outputs for `out=None`: numpy arrays for numpy inputs, else torch tensors on the inputs' device.
+
+Their shapes come from inputs, which are checked as far as that needs."""
 
 from __future__ import annotations
 
@@ -8,6 +10,25 @@ import numpy as np
 import torch
 
 _NUMPY = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32, torch.float16: np.float16}
+
+
+def shape_of(name: str, tensor: Any, rank: int) -> tuple[int, ...]:
+    """The shape of the input `name`, which must have `rank` dimensions: raises as the ops themselves do."""
+    shape = getattr(tensor, "shape", None)
+    if shape is None:
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if len(shape) != rank:
+        raise ValueError(f"{name}: expected {rank} dimensions, got {len(shape)} (shape {list(shape)})")
+    return tuple(shape)
+
+
+def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """A count or size that an argument gives: an integer from `least` to `most`."""
+    number = value.__index__() if hasattr(value, "__index__") else None
+    if number is None or number < least or (most is not None and number > most):
+        wanted = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ValueError(f"{name}: expected {wanted}, got {value!r}")
+    return number
 
 
 def empty(like: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from eagle_cuda._allocate import empty
+from eagle_cuda._allocate import empty, integer, shape_of
 from eagle_cuda._extension import _C
 from eagle_cuda.kv_cache import KVCache
 
@@ -56,7 +57,7 @@ def append_kv(
     Source: Su et al., RoFormer, arXiv 2104.09864.
     """
     if q_out is None:
-        q_out = empty(q, q.shape, cache.k.dtype) if isinstance(q, torch.Tensor) else _empty_like(q)
+        q_out = _empty_like(q)
     _append_kv(
         q,
         k,
@@ -109,9 +110,9 @@ def tree_attention(
         arXiv 2205.14135.
     """
     if softmax_scale is None:
-        softmax_scale = 1.0 / math.sqrt(q.shape[-1])
+        softmax_scale = 1.0 / math.sqrt(max(shape_of("q", q, 4)[3], 1))
     if out is None:
-        out = empty(q, q.shape, q.dtype) if isinstance(q, torch.Tensor) else _empty_like(q)
+        out = _empty_like(q)
     _tree_attention(
         q, cache.k, cache.v, cache.page_table, seq_lens, num_nodes, mask, softmax_scale, window, out, lse
     )
@@ -134,8 +135,11 @@ def rope_table(
     """
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"head_dim: expected an even number of at least 2, got {head_dim}")
-    if max_positions < 1:
-        raise ValueError(f"max_positions: expected at least 1, got {max_positions}")
+    max_positions = integer("max_positions", max_positions, 1)
+    if not 0 < theta < math.inf:
+        raise ValueError(f"theta: expected a finite number > 0, got {theta}")
+    if scaling is not None and not isinstance(scaling, Mapping):
+        raise ValueError(f"scaling: expected a mapping or None, got {scaling!r}")
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     frequency = float(theta) ** -exponent
     factor = 1.0
@@ -153,11 +157,8 @@ def rope_table(
 
 
 def _empty_like(q: Any) -> Any:
-    import numpy as np
-
-    if isinstance(q, np.ndarray):
-        return np.empty(q.shape, dtype=q.dtype)
-    raise ValueError(f"out: expected a tensor for inputs of type {type(q).__name__}, got None")
+    shape = shape_of("q", q, 4)
+    return np.empty(shape, q.dtype) if isinstance(q, np.ndarray) else empty(q, shape, q.dtype)
 
 
 def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
@@ -166,6 +167,8 @@ def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) 
         value = default
     if value is None:
         raise ValueError(f"scaling: expected a value for {key}, got none")
+    if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"scaling: expected a finite number > 0 for {key}, got {value!r}")
     return float(value)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from eagle_cuda._allocate import shape_of
 from eagle_cuda._extension import _C
 from eagle_cuda.linear import PackedWeight
 from eagle_cuda.tree import DraftTree, empty_draft_tree
@@ -190,9 +191,9 @@ def draft(
     if out is None:
         if max_nodes is None:
             raise ValueError("max_nodes: expected a number when out is not given, got None")
-        out = empty_draft_tree(features.shape[0], max_nodes, like=features)
-    elif max_nodes is not None and out.tokens.shape[1] != max_nodes:
-        raise ValueError(f"out: expected trees of {max_nodes} nodes (max_nodes), got {out.tokens.shape[1]}")
+        out = empty_draft_tree(shape_of("features", features, 3)[0], max_nodes, like=features)
+    elif max_nodes is not None and (nodes := shape_of("tree.tokens", out.tokens, 2)[1]) != max_nodes:
+        raise ValueError(f"tree.tokens: expected {max_nodes} nodes (max_nodes), got {nodes}")
     _C.draft(
         head, features, target_tokens, accepted.path, accepted.num_accepted, seq_lens, node_limit,
         temperature, seeds, tau, top_k, levels, order, [c.k for c in caches], [c.v for c in caches],

@@ -41,7 +41,11 @@ def pack_weight(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit together; an odd number of rows with ``paired``.
     """
-    sources = [weights] if isinstance(weights, Tensor) else [torch.as_tensor(w) for w in weights]
+    if isinstance(weights, str) or not hasattr(weights, "__len__"):
+        raise TypeError(f"weights: expected tensors, got {type(weights).__name__}")
+    if isinstance(weights, (Tensor, np.ndarray)):
+        weights = [weights]
+    sources = [torch.as_tensor(w) for w in weights]
     if not sources:
         raise ValueError("weights: expected at least one matrix, got none")
     if format is None:
@@ -76,6 +80,7 @@ def pack_weight(
 
 def unpack_weight(weight: PackedWeight, *, out: Tensor | None = None) -> Tensor:
     """The ``[N, K]`` matrix that was packed, bit for bit, rows in source order, in the format's dtype."""
+    _check_weight(weight)
     if out is None:
         out = torch.empty((weight.n, weight.k), dtype=_DTYPES[weight.format], device=weight.data.device)
     _C.unpack_weight(weight, out)
@@ -113,8 +118,10 @@ def linear(
         ValueError: an argument's dtype, shape, layout or device is wrong; the message names it.
     """
     if out is None:
+        _check_weight(weight)
         columns = weight.n if activation is None else weight.n // 2
-        out = _allocate.empty(x, (x.shape[0], columns), out_dtype or _dtype(x, weight))
+        rows, _ = _allocate.shape_of("x", x, 2)
+        out = _allocate.empty(x, (rows, columns), out_dtype or _dtype(x, weight))
     elif out_dtype is not None:
         raise ValueError("out_dtype: expected None when out is given")
     _C.linear(x, weight, rms_norm, eps, bias, residual, activation, out)
@@ -132,8 +139,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, out: Tensor | None
         out: ``[M, K]``, dtype of x; may be `x`.
     """
     if out is None:
-        numpy_in = isinstance(x, np.ndarray)
-        out = np.empty(x.shape, x.dtype) if numpy_in else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        shape = _allocate.shape_of("x", x, 2)
+        out = np.empty(shape, x.dtype) if isinstance(x, np.ndarray) else _allocate.empty(x, shape, x.dtype)
     _C.rms_norm(x, weight, eps, out)
     return out
 
@@ -173,16 +180,23 @@ def lm_head_topk(
         out: TopK of outputs; its lse may be None.
     """
     if out is None:
-        m = x.shape[0]
+        m, _ = _allocate.shape_of("x", x, 2)
+        _check_weight(weight)
+        k = _allocate.integer("k", k, 1, min(32, weight.n))
         out = TopK(
             _allocate.empty(x, (m, k), torch.int32),
             _allocate.empty(x, (m, k), torch.float32),
             _allocate.empty(x, (m,), torch.float32),
         )
-    elif out.tokens.shape[-1] != k:
-        raise ValueError(f"out: expected tokens with {k} columns, got {out.tokens.shape[-1]}")
+    elif (columns := _allocate.shape_of("tokens", out.tokens, 2)[1]) != k:
+        raise ValueError(f"tokens: expected {k} columns (k), got {columns}")
     _C.lm_head_topk(x, weight, rms_norm, eps, draft_to_target, temperature, seeds, positions, tau, *out)
     return out
+
+
+def _check_weight(weight: PackedWeight) -> None:
+    if not isinstance(weight, PackedWeight):
+        raise TypeError(f"weight: expected a PackedWeight, got {type(weight).__name__}")
 
 
 def _dtype(x: Tensor, weight: PackedWeight) -> torch.dtype:

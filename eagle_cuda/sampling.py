@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eagle_cuda._allocate import empty
+from eagle_cuda._allocate import empty, integer, shape_of
 from eagle_cuda._extension import _C
 
 
@@ -57,11 +57,7 @@ def sample_tokens(
         2407.01082).
     """
     if out is None:
-        if len(logits.shape) != 3:
-            raise ValueError(
-                f"logits: expected 3 dimensions, got {len(logits.shape)} (shape {list(logits.shape)})"
-            )
-        shape = tuple(logits.shape[:2])
+        shape = shape_of("logits", logits, 3)[:2]
         out = Sampled(
             empty(logits, shape, torch.int32),
             empty(logits, shape, torch.float32),
@@ -97,8 +93,7 @@ def gumbel_noise(seeds: Any, positions: Any, vocab_size: int | None = None, *, o
         ValueError: wrong dtype, shape, device or layout, naming the argument.
     """
     if out is None:
-        if vocab_size is None or vocab_size < 0:
-            raise ValueError(f"vocab_size: expected at least 0, got {vocab_size}")
-        out = empty(seeds, (seeds.shape[0], vocab_size), torch.float32)
+        shape = (*shape_of("seeds", seeds, 1), integer("vocab_size", vocab_size, 0))
+        out = empty(seeds, shape, torch.float32)
     _C.gumbel_noise(seeds, positions, out)
     return out

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eagle_cuda._allocate import empty
+from eagle_cuda._allocate import empty, integer, shape_of
 from eagle_cuda._extension import _C
 
 MAX_TREE_NODES: int = _C.MAX_TREE_NODES
@@ -65,8 +65,7 @@ def empty_draft_tree(batch: int, max_nodes: int, *, like: Any = None) -> DraftTr
     """A DraftTree of absent requests, to be filled by `build_tree` or `draft`: in the framework and on the
     device
     of `like`, or torch on the CPU."""
-    if not 1 <= max_nodes <= MAX_TREE_NODES:
-        raise ValueError(f"max_nodes: expected 1 to {MAX_TREE_NODES}, got {max_nodes}")
+    batch, max_nodes = integer("batch", batch, 0), integer("max_nodes", max_nodes, 1, MAX_TREE_NODES)
     tree = _allocate(torch.empty(0) if like is None else like, batch, max_nodes)
     for array, value in zip(tree, _ABSENT):
         array[...] = value
@@ -103,8 +102,8 @@ def tree_from_parents(tokens: Any, parents: Any, num_nodes: Any = None, *, devic
     Raises:
         ValueError: a parent that does not stand before its child, or rows that do not fit together.
     """
-    token_rows, parent_rows = _rows(tokens), _rows(parents)
-    counts = [len(row) for row in token_rows] if num_nodes is None else [int(n) for n in _rows(num_nodes)]
+    token_rows, parent_rows = _rows("tokens", tokens), _rows("parents", parents)
+    counts = [len(row) for row in token_rows] if num_nodes is None else [int(n) for n in _list(num_nodes)]
     if not len(token_rows) == len(parent_rows) == len(counts):
         raise ValueError(
             f"parents: expected {len(token_rows)} rows, got {len(parent_rows)} (num_nodes: {len(counts)})"
@@ -123,7 +122,7 @@ def tree_from_parents(tokens: Any, parents: Any, num_nodes: Any = None, *, devic
                 raise ValueError(
                     f"parents[{b}][{i}]: expected {'-1' if i == 0 else f'0 to {i - 1}'}, got {parent}"
                 )
-            tree.tokens[b, i] = int(token_rows[b][i])
+            tree.tokens[b, i] = integer(f"tokens[{b}][{i}]", token_rows[b][i], -(2**31), 2**31 - 1)
             tree.parents[b, i] = parent
             masks[i] = 1 << i
             if i > 0:
@@ -141,12 +140,23 @@ def tree_from_parents(tokens: Any, parents: Any, num_nodes: Any = None, *, devic
     return tree if device is None else DraftTree(*(t.to(device) for t in tree))
 
 
-def _rows(values: Any) -> Sequence[Any]:
+def _list(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else values
+
+
+def _rows(name: str, values: Any) -> Sequence[Any]:
+    rows = _list(values)
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Sequence) for row in rows):
+        raise ValueError(
+            f"{name}: expected 2 dimensions, [B, N] as a tensor or nested lists, got {rows!r:.80}"
+        )
+    return rows
 
 
 def empty_candidates(batch: int, top_k: int, levels: int, *, device: Any = None) -> tuple[Candidates, Beam]:
     """Uninitialised buffers (torch) for growing trees of `levels` levels with `expand_tree`."""
+    batch, top_k = integer("batch", batch, 0), integer("top_k", top_k, 1, MAX_TOP_K)
+    levels = integer("levels", levels, 1, MAX_BRANCHING_LEVELS if top_k > 1 else MAX_CANDIDATES)
     c = top_k + (levels - 1) * top_k * top_k
 
     def new(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -228,9 +238,8 @@ def build_tree(
     Source: EAGLE-2 (Li et al., arXiv 2406.16858), section 4.2.
     """
     if out is None:
-        if max_nodes is None or not 1 <= max_nodes <= MAX_TREE_NODES:
-            raise ValueError(f"max_nodes: expected 1 to {MAX_TREE_NODES}, got {max_nodes}")
-        out = _allocate(root_tokens, root_tokens.shape[0], max_nodes)
+        integer("max_nodes", max_nodes, 1, MAX_TREE_NODES)
+        out = _allocate(root_tokens, *shape_of("root_tokens", root_tokens, 1), max_nodes)
     _C.build_tree(root_tokens, *candidates, node_limit, order, *out, selected)
     return out
 
@@ -249,8 +258,9 @@ def retrieve_indices(
     layout.
     """
     if out is None:
-        batch, nodes = tree.parents.shape
-        shape = (batch, nodes if max_leaves is None else max_leaves, nodes if max_path is None else max_path)
+        batch, nodes = shape_of("parents", tree.parents, 2)
+        leaves = nodes if max_leaves is None else integer("max_leaves", max_leaves, 0)
+        shape = (batch, leaves, nodes if max_path is None else integer("max_path", max_path, 0))
         out = RetrieveIndices(
             empty(tree.parents, shape, torch.int32), empty(tree.parents, (batch,), torch.int32)
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from eagle_cuda._allocate import empty
+from eagle_cuda._allocate import empty, integer, shape_of
 from eagle_cuda._extension import _C
 
 if TYPE_CHECKING:
@@ -57,10 +57,8 @@ def verify(
     """
     tokens = tree.tokens
     if out is None:
-        batch = tokens.shape[0]
-        width = max(tokens.shape[1], 1) if max_path is None else max_path
-        if width < 1:
-            raise ValueError(f"max_path: expected at least 1, got {max_path}")
+        batch, nodes = shape_of("tokens", tokens, 2)
+        width = max(nodes, 1) if max_path is None else integer("max_path", max_path, 1)
         one = (batch,)
         out = Accepted(
             empty(tokens, (batch, width), torch.int32),

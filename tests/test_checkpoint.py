@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from eagle_decode.models import checkpoint as module
 from eagle_decode.models.checkpoint import complete_config, load_checkpoint, resolve_target
-from safetensors.torch import save_file
 
 CONFIG = {
     "model_type": "llama",

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from guarded import Guards
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import sampling as naive
 
 import eagle_cuda
 from eagle_cuda.sampling import Sampled, gumbel_noise, sample_tokens
+from guarded import Guards
+from reference import sampling as naive
 
 DATA = Path(__file__).parent / "data"
 INF, NAN = float("inf"), float("nan")

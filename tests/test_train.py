@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+
 from eagle_decode.models.checkpoint import Checkpoint, complete_config
 from eagle_decode.train import data, recipe
 from eagle_decode.train.evaluate import (

@@ -10,10 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from guarded import Guards
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import tree as naive
 
 from eagle_cuda.tree import (
     Beam,
@@ -27,6 +25,8 @@ from eagle_cuda.tree import (
     retrieve_indices,
     tree_from_parents,
 )
+from guarded import Guards
+from reference import tree as naive
 
 DATA = Path(__file__).parent / "data"
 INF, NAN = float("inf"), float("nan")

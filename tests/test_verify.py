@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from guarded import Guards
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import verify as naive
 
 from eagle_cuda.tree import empty_draft_tree, retrieve_indices, tree_from_parents
 from eagle_cuda.verify import Accepted, verify
+from guarded import Guards
+from reference import verify as naive
 
 DATA = Path(__file__).parent / "data"
 LINKS = st.sampled_from([-(2**31), -2, -1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 2**31 - 1])

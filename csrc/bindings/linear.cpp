@@ -108,7 +108,7 @@ void bind_linear(py::module_& m) {
         without_gil(
             [&] { linear(x, weight.weight, norm_weight, eps, bias, residual, a, out, current_stream); });
       },
-      "x"_a, "weight"_a, "norm_weight"_a, "eps"_a, "bias"_a, "residual"_a, "activation"_a, "out"_a);
+      "x"_a, "weight"_a, "rms_norm"_a, "eps"_a, "bias"_a, "residual"_a, "activation"_a, "out"_a);
   m.def(
       "rms_norm",
       [](const TensorView& x, const TensorView& weight, float eps, const TensorView& out) {
@@ -126,7 +126,7 @@ void bind_linear(py::module_& m) {
                        tau, tokens, log_probs, lse, current_stream);
         });
       },
-      "x"_a, "weight"_a, "norm_weight"_a, "eps"_a, "draft_to_target"_a, "temperature"_a, "seeds"_a,
+      "x"_a, "weight"_a, "rms_norm"_a, "eps"_a, "draft_to_target"_a, "temperature"_a, "seeds"_a,
       "positions"_a, "tau"_a, "tokens"_a, "log_probs"_a, "lse"_a);
   m.def(
       "read_probe",

@@ -1,6 +1,6 @@
 #pragma once
-// Grow-only scratch memory of the calling thread, for CPU kernels. `Slot` is a tag type: every use has its own buffer, so
-// nested uses cannot collide. Contents are undefined on return.
+// Grow-only scratch memory of the calling thread, for CPU kernels. `Slot` is a tag type: every use has its
+// own buffer, so nested uses cannot collide. Contents are undefined on return.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>

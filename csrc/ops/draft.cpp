@@ -100,8 +100,8 @@ const KVCacheView* cache_views(const DraftHead& head, const std::vector<TensorVi
   for (size_t i = 0; i < k_caches.size(); ++i) {
     views.push_back(kv_cache_view(k_caches[i], v_caches[i], page_table, batch_size));
     const KVCacheView& c = views.back();
-    Expect("k_cache", k_caches[i]).dtype(head.dtype).on(head.backend, head.device_id);
-    Expect("v_cache", v_caches[i]).dtype(head.dtype).on(head.backend, head.device_id);
+    Expect("k_cache", k_caches[i]).dtype(head.dtype).on(head.backend, head.device_id).writable();
+    Expect("v_cache", v_caches[i]).dtype(head.dtype).on(head.backend, head.device_id).writable();
     check(c.num_kv_heads == head.num_kv_heads && c.head_dim == head.head_dim, "caches: expected ",
           head.num_kv_heads, " heads of size ", head.head_dim, ", got ", c.num_kv_heads, " of ", c.head_dim);
   }

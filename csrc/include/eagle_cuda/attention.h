@@ -1,9 +1,10 @@
 #pragma once
-// attention: rotate and append keys and values, then attend from every tree node to the committed prefix and to the
-// node's own ancestors.
+// attention: rotate and append keys and values, then attend from every tree node to the committed prefix and
+// to the node's own ancestors.
 //
-// Layout invariance: a result depends on the positions of the keys only, never on the slot of a node, the page layout,
-// the batch or the other nodes (NUMERICS.md, attention). Plain decoding is the one-node tree, prefill a chain.
+// Layout invariance: a result depends on the positions of the keys only, never on the slot of a node, the
+// page layout, the batch or the other nodes (NUMERICS.md, attention). Plain decoding is the one-node tree,
+// prefill a chain.
 #include <cstdint>
 
 #include "eagle_cuda/tensor_view.h"
@@ -11,8 +12,9 @@
 namespace eagle {
 
 // One layer's cache. Paged: `page_table` [B, max_pages]; position t of a request is row t % page_size of page
-// page_table[b, t / page_size]. Contiguous: page_table = nullptr, page b belongs to request b. Rows outside the table, or on
-// a page id outside [0, num_pages), are neither read nor written: a missing key counts as masked.
+// page_table[b, t / page_size]. Contiguous: page_table = nullptr, page b belongs to request b. Rows outside
+// the table, or on a page id outside [0, num_pages), are neither read nor written: a missing key counts as
+// masked.
 struct KVCacheView {
   void* k;  // [num_pages, page_size, num_kv_heads, head_dim]  last dimension contiguous
   void* v;
@@ -30,13 +32,13 @@ struct KVCacheView {
 
 // Optional qk-norm, RoPE on q and k, then k and v are written at row seq_lens[b] + i of the cache.
 struct AppendKvParams {
-  int batch_size;      // B
-  int max_nodes;       // N
-  int num_heads;       // Hq
-  DType dtype;         // of q, k, v and the cache
-  int rotary_dim;      // even, at most head_dim; 0: no rotation
-  bool interleaved;    // pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)
-  int max_positions;   // rows of the table; a position at or beyond is clamped to the last row
+  int batch_size;     // B
+  int max_nodes;      // N
+  int num_heads;      // Hq
+  DType dtype;        // of q, k, v and the cache
+  int rotary_dim;     // even, at most head_dim; 0: no rotation
+  bool interleaved;   // pairs (2i, 2i+1) instead of (i, i + rotary_dim/2)
+  int max_positions;  // rows of the table; a position at or beyond is clamped to the last row
   float norm_eps;
 
   const void* q;  // [B, N, Hq, D]  strides batch, node, head
@@ -45,7 +47,8 @@ struct AppendKvParams {
   int64_t q_strides[3], k_strides[3], v_strides[3];
   const void* q_norm;  // [D] dtype of q, or nullptr
   const void* k_norm;  // [D]
-  const float* cos;    // [max_positions, rotary_dim/2]  made in fp64, rounded to fp32; scaling (linear, llama3, yarn) included
+  const float* cos;  // [max_positions, rotary_dim/2]  made in fp64, rounded to fp32; scaling (linear, llama3,
+                     // yarn) included
   const float* sin;
   const int32_t* seq_lens;   // [B]  rows in the cache; the root's position
   const int32_t* depths;     // [B, N]  node position = seq_lens[b] + depths[b, i]
@@ -56,12 +59,12 @@ struct AppendKvParams {
 };
 
 struct TreeAttentionParams {
-  int batch_size;       // B
-  int max_nodes;        // N
-  int num_heads;        // Hq, a multiple of num_kv_heads
-  DType dtype;          // of q, cache and out
+  int batch_size;  // B
+  int max_nodes;   // N
+  int num_heads;   // Hq, a multiple of num_kv_heads
+  DType dtype;     // of q, cache and out
   float softmax_scale;
-  int window;           // keys at positions > position - window; 0: no limit
+  int window;  // keys at positions > position - window; 0: no limit
 
   const void* q;  // [B, N, Hq, D]
   int64_t q_strides[3];
@@ -88,16 +91,16 @@ void tree_attention(const TreeAttentionParams& p, CUstream_st* stream);
 }  // namespace cuda
 
 // Tensor forms.
-void append_kv(TensorView q, TensorView k, TensorView v, TensorView k_cache, TensorView v_cache, TensorView page_table,
-               TensorView seq_lens, TensorView depths, TensorView num_nodes, TensorView cos, TensorView sin,
-               bool interleaved, TensorView q_norm, TensorView k_norm, float norm_eps, TensorView q_out,
-               CUstream_st* stream);
-void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, TensorView page_table, TensorView seq_lens,
-                    TensorView num_nodes, TensorView mask, float softmax_scale, int window, TensorView out,
-                    TensorView lse, CUstream_st* stream);
+void append_kv(TensorView q, TensorView k, TensorView v, TensorView k_cache, TensorView v_cache,
+               TensorView page_table, TensorView seq_lens, TensorView depths, TensorView num_nodes,
+               TensorView cos, TensorView sin, bool interleaved, TensorView q_norm, TensorView k_norm,
+               float norm_eps, TensorView q_out, CUstream_st* stream);
+void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, TensorView page_table,
+                    TensorView seq_lens, TensorView num_nodes, TensorView mask, float softmax_scale,
+                    int window, TensorView out, TensorView lse, CUstream_st* stream);
 
-// Checks a pair of caches and an optional page table of B requests, and describes them. For the tensor forms of every
-// op that takes a cache.
+// Checks a pair of caches and an optional page table of B requests, and describes them. For the tensor forms
+// of every op that takes a cache.
 KVCacheView kv_cache_view(TensorView k_cache, TensorView v_cache, TensorView page_table, int64_t batch_size);
 
 }  // namespace eagle

@@ -11,7 +11,8 @@ namespace eagle {
 enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16 };
 enum class Activation : uint8_t { kNone, kSwiGLU };
 
-// One [N, K] matrix (or several that share an input, rows concatenated) in the order in which a backend streams it.
+// One [N, K] matrix (or several that share an input, rows concatenated) in the order in which a backend
+// streams it.
 struct PackedWeight {
   const void* data = nullptr;  // [packed_weight_bytes]  64-byte aligned on the CPU
   int64_t bytes = 0;
@@ -25,9 +26,10 @@ struct PackedWeight {
 
 int64_t packed_weight_bytes(int64_t n, int64_t k, WeightFormat format, DeviceType backend);
 
-// Rows [row_begin, row_begin + rows) of the packed matrix come from `weight` [rows, K]; called once per source.
+// Rows [row_begin, row_begin + rows) of the packed matrix come from `weight` [rows, K]; called once per
+// source.
 struct PackWeightParams {
-  int64_t n, k;       // the packed matrix
+  int64_t n, k;  // the packed matrix
   WeightFormat format;
   bool paired;        // the first half of the N source rows is gate, the second half up
   int64_t row_begin;  // place of the source's first row among the N concatenated rows
@@ -43,7 +45,8 @@ struct UnpackWeightParams {
 };
 
 // out = residual + activation(norm(x) @ W^T + bias). Sums are fp32; one rounding to `out_dtype` at the end.
-// norm(x) is rms_norm(x, norm_weight, norm_eps), rounded to x's dtype. SwiGLU: out = silu(gate) * up, N/2 columns.
+// norm(x) is rms_norm(x, norm_weight, norm_eps), rounded to x's dtype. SwiGLU: out = silu(gate) * up, N/2
+// columns.
 struct LinearParams {
   int64_t m;  // rows, any number
   PackedWeight weight;
@@ -80,8 +83,8 @@ struct RmsNormParams {
 //   log_probs = log_softmax(q).
 // Coupled row: rank by z = q + T * g(seed, position, target id), T = temperature[m];
 //   log_probs = log_softmax(z / tau)   (NUMERICS.md, coupled drafting).
-// log_probs are clamped to <= 0; NaN counts as -inf. A row with fewer than k usable logits is filled up with the
-// lowest unused ids at -inf.
+// log_probs are clamped to <= 0; NaN counts as -inf. A row with fewer than k usable logits is filled up with
+// the lowest unused ids at -inf.
 struct LmHeadTopkParams {
   int64_t m;
   PackedWeight weight;  // [Vd, K]
@@ -116,8 +119,9 @@ void linear(const LinearParams& p);
 void rms_norm(const RmsNormParams& p);
 void lm_head_topk(const LmHeadTopkParams& p);
 
-// The benchmarks' yardstick: reads `bytes` bytes once with all threads, each its own contiguous share, as an op would that
-// did nothing but stream weights. Returns their sum as 64-bit words; what is left of the last 64 KiB is not read.
+// The benchmarks' yardstick: reads `bytes` bytes once with all threads, each its own contiguous share, as an
+// op would that did nothing but stream weights. Returns their sum as 64-bit words; what is left of the last
+// 64 KiB is not read.
 uint64_t read_probe(const void* data, int64_t bytes);
 }  // namespace cpu
 
@@ -131,13 +135,14 @@ void lm_head_topk(const LmHeadTopkParams& p, CUstream_st* stream);
 }  // namespace cuda
 
 // Tensor forms: every dtype, shape, stride and device is checked here, then the call goes to a backend.
-void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into, TensorView packed, CUstream_st* stream);
+void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into, TensorView packed,
+                 CUstream_st* stream);
 void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stream);
 void linear(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps, TensorView bias,
             TensorView residual, Activation activation, TensorView out, CUstream_st* stream);
 void rms_norm(TensorView x, TensorView weight, float eps, TensorView out, CUstream_st* stream);
 void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps,
-                  TensorView draft_to_target, TensorView temperature, TensorView seeds, TensorView positions, float tau,
-                  TensorView tokens, TensorView log_probs, TensorView lse, CUstream_st* stream);
+                  TensorView draft_to_target, TensorView temperature, TensorView seeds, TensorView positions,
+                  float tau, TensorView tokens, TensorView log_probs, TensorView lse, CUstream_st* stream);
 
 }  // namespace eagle

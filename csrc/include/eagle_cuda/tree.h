@@ -1,8 +1,9 @@
 #pragma once
 // tree: growing a draft tree by levels, and choosing the nodes that are worth verifying.
 //
-// Candidates are numbered flat, as in EAGLE-2: level 1 holds candidates 0 .. K-1, level j >= 2 the K^2 candidates from
-// K + (j-2) K^2 on, row by row of the beam. Equal scores: the smaller flat index wins, so a parent always beats its child.
+// Candidates are numbered flat, as in EAGLE-2: level 1 holds candidates 0 .. K-1, level j >= 2 the K^2
+// candidates from K + (j-2) K^2 on, row by row of the beam. Equal scores: the smaller flat index wins, so a
+// parent always beats its child.
 #include <cstdint>
 
 #include "eagle_cuda/tensor_view.h"
@@ -18,10 +19,12 @@ inline constexpr int kMaxBranchingLevels = 31;  // a chain (top_k = 1) has no su
 enum class TreeOrder : uint8_t { kPath, kCandidate };
 
 inline constexpr int64_t mask_words(int64_t nodes) { return (nodes + 31) / 32; }
-inline constexpr int64_t num_candidates(int64_t top_k, int64_t levels) { return top_k + (levels - 1) * top_k * top_k; }
+inline constexpr int64_t num_candidates(int64_t top_k, int64_t levels) {
+  return top_k + (levels - 1) * top_k * top_k;
+}
 
-// A draft tree per request. Node 0 is the root; parents[i] < i. Slots at and beyond num_nodes: token 0, parent -2,
-// depth 0, mask 0, score 0, links -1.
+// A draft tree per request. Node 0 is the root; parents[i] < i. Slots at and beyond num_nodes: token 0,
+// parent -2, depth 0, mask 0, score 0, links -1.
 struct DraftTree {
   int32_t* tokens;        // [B, N]
   int32_t* parents;       // [B, N]  root -1
@@ -40,24 +43,25 @@ struct ExpandTreeParams {
   int level;       // 1-based level that the new candidates stand on
   int levels;      // levels of the whole tree: C = K + (levels - 1) K^2
 
-  const int32_t* tokens;         // [B, R, K]  children of each parent row, best first; R = 1 at level 1, else K
-  const float* log_probs;        // [B, R, K]
-  const int32_t* num_accepted;   // [B] or nullptr; < 0: the request is absent, its rows are left alone
+  const int32_t* tokens;   // [B, R, K]  children of each parent row, best first; R = 1 at level 1, else K
+  const float* log_probs;  // [B, R, K]
+  const int32_t* num_accepted;  // [B] or nullptr; < 0: the request is absent, its rows are left alone
 
-  int32_t* candidate_tokens;     // [B, C]  this level's slice is written
-  float* candidate_scores;       // [B, C]  parent's score + log_prob, fp32
-  int32_t* candidate_parents;    // [B, C]  flat index of the parent candidate, -1 for the root
+  int32_t* candidate_tokens;   // [B, C]  this level's slice is written
+  float* candidate_scores;     // [B, C]  parent's score + log_prob, fp32
+  int32_t* candidate_parents;  // [B, C]  flat index of the parent candidate, -1 for the root
 
-  int32_t* beam_candidates;      // [B, K]  in: the rows' flat indices (level > 1); out: the K best of this level
-  float* beam_scores;            // [B, K]  in and out
-  int32_t* beam_tokens;          // [B, K]  out
-  int32_t* beam_rows;            // [B, K]  out: parent row of each new beam entry (0 at level 1)
-  int32_t* beam_mask;            // [B, K, ceil(levels K/32)]  in and out: ancestor-or-self bits over the beam rows of all
-                                 //   levels, row r of level j being bit (j-1) K + r
+  int32_t* beam_candidates;  // [B, K]  in: the rows' flat indices (level > 1); out: the K best of this level
+  float* beam_scores;        // [B, K]  in and out
+  int32_t* beam_tokens;      // [B, K]  out
+  int32_t* beam_rows;        // [B, K]  out: parent row of each new beam entry (0 at level 1)
+  int32_t* beam_mask;  // [B, K, ceil(levels K/32)]  in and out: ancestor-or-self bits over the beam rows of
+                       //   all levels, row r of level j being bit (j-1) K + r
 };
 
-// The num_nodes - 1 best candidates and the root, as a DraftTree. A candidate counts (and is stored) with the smallest score
-// on its way from the root, so that a chosen child's parent is always chosen; what hangs below a dropped candidate is dropped.
+// The num_nodes - 1 best candidates and the root, as a DraftTree. A candidate counts (and is stored) with the
+// smallest score on its way from the root, so that a chosen child's parent is always chosen; what hangs below
+// a dropped candidate is dropped.
 struct BuildTreeParams {
   int batch_size;      // B
   int num_candidates;  // C, at most kMaxCandidates
@@ -67,18 +71,18 @@ struct BuildTreeParams {
   const int32_t* root_tokens;        // [B]
   const int32_t* candidate_tokens;   // [B, C]
   const float* candidate_scores;     // [B, C]  NaN counts as -inf; -inf is never chosen
-  const int32_t* candidate_parents;  // [B, C]  -1: the root. A parent outside [-1, own index) drops the candidate.
-  const int32_t* node_limit;         // [B] nodes wanted, root included, clamped to [0, N]; nullptr: N; 0: absent
+  const int32_t* candidate_parents;  // [B, C]  -1: the root; outside [-1, own index): dropped
+  const int32_t* node_limit;  // [B] nodes wanted, root included, clamped to [0, N]; nullptr: N; 0: absent
 
-  DraftTree tree;      // out
-  int32_t* selected;   // [B, N]  flat candidate of each node, -1 for the root and unused slots; may be nullptr
+  DraftTree tree;     // out
+  int32_t* selected;  // [B, N]  flat candidate of each node, -1 for the root and unused slots; may be nullptr
 };
 
 // EAGLE's retrieve_indices: one row per leaf in ascending node order, root to leaf, padded -1.
 struct RetrieveIndicesParams {
   int batch_size, max_nodes, max_leaves, max_path;
-  const int32_t* parents;    // [B, N]
-  const int32_t* num_nodes;  // [B]
+  const int32_t* parents;     // [B, N]
+  const int32_t* num_nodes;   // [B]
   int32_t* retrieve_indices;  // [B, max_leaves, max_path]
   int32_t* num_leaves;        // [B]
 };
@@ -105,12 +109,12 @@ struct DraftTreeViews {
 };
 void expand_tree(TensorView tokens, TensorView log_probs, int level, int levels, TensorView num_accepted,
                  TensorView candidate_tokens, TensorView candidate_scores, TensorView candidate_parents,
-                 TensorView beam_candidates, TensorView beam_scores, TensorView beam_tokens, TensorView beam_rows,
-                 TensorView beam_mask, CUstream_st* stream);
+                 TensorView beam_candidates, TensorView beam_scores, TensorView beam_tokens,
+                 TensorView beam_rows, TensorView beam_mask, CUstream_st* stream);
 void build_tree(TensorView root_tokens, TensorView candidate_tokens, TensorView candidate_scores,
-                TensorView candidate_parents, TensorView node_limit, TreeOrder order, const DraftTreeViews& tree,
-                TensorView selected, CUstream_st* stream);
-void retrieve_indices(TensorView parents, TensorView num_nodes, TensorView retrieve_indices, TensorView num_leaves,
-                      CUstream_st* stream);
+                TensorView candidate_parents, TensorView node_limit, TreeOrder order,
+                const DraftTreeViews& tree, TensorView selected, CUstream_st* stream);
+void retrieve_indices(TensorView parents, TensorView num_nodes, TensorView retrieve_indices,
+                      TensorView num_leaves, CUstream_st* stream);
 
 }  // namespace eagle

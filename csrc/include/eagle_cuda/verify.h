@@ -6,15 +6,15 @@
 
 namespace eagle {
 
-// Every visited node emits target_tokens[node]. The walk ends at a stop token (finished 1), when `budget` tokens have been
-// emitted (finished 2; a stop token at the same place wins), or when no child equals the emitted token (finished 0).
-// A request with num_nodes <= 0 or budget <= 0 emits nothing: num_accepted -1, next_tokens 0, path -1,
-// new_seq_lens = seq_lens, finished 0 (2 if only the budget was at fault). Links outside [0, num_nodes) count as absent, a
-// walk visits at most max_path nodes.
+// Every visited node emits target_tokens[node]. The walk ends at a stop token (finished 1), when `budget`
+// tokens have been emitted (finished 2; a stop token at the same place wins), or when no child equals the
+// emitted token (finished 0). A request with num_nodes <= 0 or budget <= 0 emits nothing: num_accepted -1,
+// next_tokens 0, path -1, new_seq_lens = seq_lens, finished 0 (2 if only the budget was at fault). Links
+// outside [0, num_nodes) count as absent, a walk visits at most max_path nodes.
 struct VerifyParams {
-  int batch_size;      // B
-  int max_nodes;       // N
-  int max_path;        // P: width of path, root included
+  int batch_size;       // B
+  int max_nodes;        // N
+  int max_path;         // P: width of path, root included
   int num_stop_tokens;  // S, 0 without stop tokens
 
   const int32_t* tokens;         // [B, N]
@@ -43,8 +43,8 @@ void verify(const VerifyParams& p, CUstream_st* stream);
 
 // Tensor form. `stop_tokens` and `budget` may be absent.
 void verify(TensorView tokens, TensorView first_child, TensorView next_sibling, TensorView num_nodes,
-            TensorView target_tokens, TensorView seq_lens, TensorView stop_tokens, TensorView budget, TensorView path,
-            TensorView num_accepted, TensorView next_tokens, TensorView finished, TensorView new_seq_lens,
-            CUstream_st* stream);
+            TensorView target_tokens, TensorView seq_lens, TensorView stop_tokens, TensorView budget,
+            TensorView path, TensorView num_accepted, TensorView next_tokens, TensorView finished,
+            TensorView new_seq_lens, CUstream_st* stream);
 
 }  // namespace eagle

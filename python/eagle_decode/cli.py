@@ -1,0 +1,350 @@
+"""The command line: `eagle-cuda generate`, `inspect`, `train` and `demo`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+# Before torch is imported: its workers sleep between operations instead of spinning against ours
+# (CONTRIBUTING.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Generate faster with EAGLE drafting; the text stays that of plain decoding, token for token.",
+)
+
+TargetOption = Annotated[str, typer.Option(help="Hugging Face folder, .gguf file, or smollm2-135m")]
+HeadOption = Annotated[str | None, typer.Option(help="folder of a draft head, or `demo` for the shipped one")]
+NodesOption = Annotated[int, typer.Option(min=1, max=256, help="nodes of the draft tree, root included")]
+LevelsOption = Annotated[int, typer.Option(min=1, help="depth of the draft tree")]
+TopKDraftOption = Annotated[
+    int, typer.Option(min=1, max=32, help="children tried per node of the draft tree")
+]
+DtypeOption = Annotated[str, typer.Option(help="bfloat16, float16 or float32")]
+
+
+def main() -> None:
+    """Entry point: faults in what the user gave end with one line on stderr and status 2."""
+    try:
+        app()
+    except (ValueError, FileNotFoundError) as error:
+        Console(stderr=True).print(
+            f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True, markup=True
+        )
+        sys.exit(2)
+
+
+@app.command()
+def generate(
+    target: TargetOption,
+    prompt: Annotated[
+        list[str], typer.Option(help="what to answer; `-` reads it from stdin; may be given several times")
+    ],
+    head: HeadOption = None,
+    max_new_tokens: Annotated[int, typer.Option(min=0)] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0: the most likely token")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="sample from the k most likely tokens; 0: off")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="sample from the smallest set of this probability; 1: off")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="drop tokens below this share of the best one's probability; 0: off")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="a seeded text is the same with and without speculation")] = 0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="end before this string; may be given several times")
+    ] = None,
+    speculate: Annotated[bool, typer.Option(help="use the draft head, or decode plainly")] = True,
+    nodes: NodesOption = 8,
+    levels: LevelsOption = 4,
+    top_k_draft: TopKDraftOption = 4,
+    chat: Annotated[
+        bool, typer.Option("--chat/--raw", help="apply the chat template, or continue the text as it is")
+    ] = True,
+    dtype: DtypeOption = "bfloat16",
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document instead of text")] = False,
+) -> None:
+    """Answers prompts. With one prompt the text streams, drafted tokens marked by colour."""
+    from eagle_decode.demo import tokens_per_second
+    from eagle_decode.models.tokenizer import chat_prompt
+    from eagle_decode.sampling import SamplingParams
+    from eagle_decode.terminal import show_stream
+
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+    )
+    texts = [sys.stdin.read() if text == "-" else text for text in prompt]
+    notes = Console(stderr=True)
+    engine = open_engine(
+        notes,
+        target,
+        head if speculate else None,
+        dtype=dtype,
+        nodes=nodes,
+        levels=levels,
+        top_k_draft=top_k_draft,
+        max_batch=min(4, len(texts)),
+    )
+    prompts = [chat_prompt(engine.tokenizer, text) if chat else text for text in texts]
+    if as_json:
+        results = engine.generate(prompts, sampling, speculate=speculate)
+        typer.echo(
+            json.dumps(
+                [_as_dict(text, result) for text, result in zip(texts, results, strict=True)], indent=2
+            )
+        )
+        return
+    out = Console(highlight=False)
+    if len(prompts) == 1:
+        show_stream(out, engine.tokenizer, engine.stream(prompts, sampling, speculate=speculate))
+    else:
+        for text, answer in zip(texts, _texts(notes, engine, prompts, sampling, speculate), strict=True):
+            out.print(f"> {text}", markup=False)
+            out.print(answer, markup=False, soft_wrap=True)
+            out.print()
+    done = engine.metrics
+    notes.print(
+        f"{done.tokens} tokens, {tokens_per_second(done):.1f} tokens/s, "
+        f"{done.tokens_per_cycle:.2f} tokens per cycle",
+        style="dim",
+        highlight=False,
+    )
+
+
+@app.command()
+def inspect(
+    head: Annotated[str, typer.Argument(help="folder of a draft head, or `demo` for the shipped one")],
+    target: Annotated[
+        str | None, typer.Option(help="its target, for heads that borrow the embedding or LM head")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON document instead of a table")
+    ] = False,
+) -> None:
+    """Shows what the loader found in a draft head, what it decided, and why."""
+    from rich.table import Table
+
+    from eagle_decode.heads import load_head
+    from eagle_decode.models.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(target) if target else None
+    loaded = load_head(
+        head_folder(head),
+        target_config=checkpoint.config if checkpoint else None,
+        target_tensors=checkpoint.tensors if checkpoint else None,
+    )
+    if as_json:
+        sizes = {
+            name: getattr(loaded, name)
+            for name in (
+                "kind",
+                "hidden_size",
+                "target_hidden_size",
+                "feature_size",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
+                "intermediate_size",
+                "vocab_size",
+                "draft_vocab_size",
+                "norm_eps",
+                "rope_theta",
+                "rope_scaling",
+                "max_positions",
+                "feature_layers",
+                "feedback_post_norm",
+                "norm_before_residual",
+            )
+        }
+        decisions = [decision._asdict() for decision in loaded.report]
+        typer.echo(
+            json.dumps(
+                {**sizes, "dtype": str(loaded.dtype).removeprefix("torch."), "report": decisions}, indent=2
+            )
+        )
+        return
+    shown = Table(title=str(head_folder(head)), title_justify="left")
+    for column in ("what", "decision", "why"):
+        shown.add_column(column, overflow="fold")
+    for decision in loaded.report:
+        shown.add_row(*map(str, decision))
+    Console().print(shown, markup=False)
+
+
+@app.command()
+def train(
+    target: TargetOption,
+    out: Annotated[Path, typer.Option(help="folder of the trained head")],
+    minutes: Annotated[float, typer.Option(help="wall-clock budget of the whole run")] = 60.0,
+    data: Annotated[
+        Path | None, typer.Option(help="dialogues to train on; without it the target writes its own")
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="user turns for the target to answer first")] = None,
+    init: Annotated[str | None, typer.Option(help="folder of a head to continue from, or `demo`")] = None,
+    eval_prompts: Annotated[Path | None, typer.Option(help="prompts to measure on, never trained on")] = None,
+    num_eval_prompts: int = 12,
+    draft_vocab_size: Annotated[int, typer.Option(help="tokens that the head can draft")] = 8192,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
+    threads: int | None = None,
+    work_dir: Annotated[
+        Path | None, typer.Option(help="text, features, checkpoints; default: beside --out")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="ignore a checkpoint in the work folder")
+    ] = False,
+    max_steps: int | None = None,
+    eval_minutes: float = 12.0,
+    learning_rate: float | None = None,
+    batch_tokens: int | None = None,
+    muon: Annotated[bool, typer.Option("--muon", help="Muon for the layer's matrices")] = False,
+    seed: int = 0,
+) -> None:
+    """Trains an EAGLE-3 head for a target. Can be interrupted, and goes on where it was when run again."""
+    from eagle_decode.train import Settings
+    from eagle_decode.train import train as run
+
+    chosen = {"learning_rate": learning_rate, "batch_tokens": batch_tokens}
+    settings = Settings(
+        muon=muon, seed=seed, **{name: value for name, value in chosen.items() if value is not None}
+    )
+    console = Console(highlight=False)
+    run(
+        target,
+        out,
+        minutes=minutes,
+        data=data,
+        prompts=prompts,
+        init=head_folder(init) if init else None,
+        eval_prompts=eval_prompts,
+        num_eval_prompts=num_eval_prompts,
+        draft_vocab_size=draft_vocab_size,
+        device=device,
+        threads=threads,
+        work_dir=work_dir,
+        resume=not restart,
+        settings=settings,
+        max_steps=max_steps,
+        eval_minutes=eval_minutes,
+        command="eagle-cuda " + shlex.join(sys.argv[1:]),
+        report=lambda line: console.print(line, markup=False, soft_wrap=True),
+    )
+
+
+@app.command()
+def demo(
+    target: TargetOption = "smollm2-135m",
+    head: HeadOption = "demo",
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="instead of the built-in ones; may be given several times")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="timed runs of each kind")] = 3,
+    nodes: NodesOption = 8,
+    levels: LevelsOption = 4,
+    top_k_draft: TopKDraftOption = 4,
+) -> None:
+    """Streams answers of a small model with drafted tokens marked, and compares them with plain decoding."""
+    from eagle_decode.demo import PROMPTS, run_demo
+
+    console = Console(highlight=False)
+    engine = open_engine(
+        console,
+        target,
+        head,
+        dtype="bfloat16",
+        nodes=nodes,
+        levels=levels,
+        top_k_draft=top_k_draft,
+        max_batch=1,
+    )
+    identical = run_demo(console, engine, prompt or PROMPTS, max_new_tokens=max_new_tokens, repeats=repeats)
+    if not identical:
+        raise typer.Exit(1)
+
+
+def head_folder(head: str) -> Path:
+    """The folder that `head` means: `demo` is the head shipped with the package."""
+    from eagle_decode.demo import HEAD
+
+    return HEAD if head == "demo" else Path(head)
+
+
+def open_engine(
+    console: Console,
+    target: str,
+    head: str | None,
+    *,
+    dtype: str,
+    nodes: int,
+    levels: int,
+    top_k_draft: int,
+    max_batch: int,
+) -> Any:
+    """An engine over a target, its tokenizer and, if given, a head; the console shows what is being
+    loaded."""
+    if dtype not in ("bfloat16", "float16", "float32"):
+        raise ValueError(f"dtype: expected bfloat16, float16 or float32, got {dtype}")
+    with console.status(f"loading {target}") as status:
+        import torch
+
+        from eagle_decode.engine import Engine
+        from eagle_decode.models.llama import load_target
+        from eagle_decode.models.tokenizer import load_tokenizer
+
+        loaded = load_target(target, getattr(torch, dtype))
+        status.update(f"loading the tokenizer of {target}")
+        tokenizer = load_tokenizer(target)
+        status.update("preparing the engine")
+        return Engine(
+            loaded,
+            None if head is None else head_folder(head),
+            tokenizer,
+            levels=levels,
+            draft_top_k=top_k_draft,
+            max_nodes=nodes,
+            max_batch=max_batch,
+        )
+
+
+def _as_dict(prompt: str, result: Any) -> dict[str, Any]:
+    return {
+        "prompt": prompt,
+        "text": result.text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "stop_reason": result.stop_reason,
+        "metrics": result.metrics.to_dict(),
+    }
+
+
+def _texts(console: Console, engine: Any, prompts: list, sampling: Any, speculate: bool) -> list[str]:
+    """Text of every prompt's answer, with a progress bar over the tokens meanwhile."""
+    from rich.progress import Progress
+
+    answers = [""] * len(prompts)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("tokens", total=len(prompts) * sampling.max_new_tokens)
+        for chunk in engine.stream(prompts, sampling, speculate=speculate):
+            answers[chunk.request] += chunk.text or ""
+            progress.advance(task, len(chunk.tokens))
+    return answers
+
+
+if __name__ == "__main__":
+    main()

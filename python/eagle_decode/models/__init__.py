@@ -1,0 +1,1 @@
+"""Target models: checkpoints, tokenizers, and the native decoder."""

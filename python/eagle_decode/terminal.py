@@ -1,0 +1,82 @@
+"""What the command line shows: streamed text with its drafted tokens marked, and tables of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from eagle_decode.sequence import Chunk
+from eagle_decode.text import TextStream
+
+DRAFTED = "bold green"
+
+
+class MarkedStream:
+    """Prints the text of one request as it comes, tokens that were drafted and then confirmed in another
+    colour.
+
+    brackets: where the console has no colours, put drafted runs between ‹ and ›.
+    """
+
+    def __init__(self, console: Console, tokenizer: Any, *, brackets: bool = False):
+        self._console = console
+        self._pieces = TextStream(tokenizer)  # finds how much of a chunk's text its drafted tokens made
+        self._brackets = brackets and console.color_system is None
+        self._open = False
+
+    def show(self, chunk: Chunk) -> None:
+        """Prints what `chunk` adds."""
+        drafted = sum(chunk.accepted)
+        self._pieces.push(chunk.tokens[:drafted])
+        split = len(self._pieces.take())
+        self._pieces.push(chunk.tokens[drafted:])
+        self._pieces.take()
+        text = chunk.text or ""
+        self._print(text[:split], drafted=True)
+        self._print(text[split:], drafted=False)
+        if chunk.finish_reason is not None:
+            self._bracket(False)
+            self._console.print()
+
+    def _print(self, text: str, *, drafted: bool) -> None:
+        if text:
+            self._bracket(drafted)
+            self._console.print(Text(text, style=DRAFTED if drafted else ""), end="", soft_wrap=True)
+
+    def _bracket(self, drafted: bool) -> None:
+        if self._brackets and drafted != self._open:
+            self._console.print(Text("‹" if drafted else "›"), end="", soft_wrap=True)
+            self._open = drafted
+
+
+def show_stream(
+    console: Console, tokenizer: Any, chunks: Iterable[Chunk], *, brackets: bool = False
+) -> list[int]:
+    """Prints one request's chunks as they come; returns its tokens."""
+    stream, tokens = MarkedStream(console, tokenizer, brackets=brackets), []
+    for chunk in chunks:
+        stream.show(chunk)
+        tokens += chunk.tokens
+    return tokens
+
+
+def table(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, caption: str | None = None
+) -> Table:
+    """A table whose first column is text and whose others are figures. A row of None draws a line."""
+    made = Table(
+        title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left"
+    )
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        if row is None:
+            made.add_section()
+        else:
+            made.add_row(*(cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row))
+    return made

@@ -1,0 +1,326 @@
+"""The command line, the demo and the end-to-end benchmark, on a tiny random model saved as a user's would
+be."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from rich.console import Console
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from typer.testing import CliRunner
+
+import eagle_decode.engine
+import eagle_decode.train
+from eagle_decode import cli
+from eagle_decode.demo import Comparison
+from eagle_decode.sequence import Chunk
+from eagle_decode.terminal import show_stream
+from random_heads import random_head
+from tiny_models import ByteTokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore:none of .* draft tokens was accepted")  # the head is random
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> tuple[str, str]:
+    """A Llama with a tokenizer of bytes, and an EAGLE-3 head for it."""
+    target, head = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("head")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
+    wrapped.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    wrapped.save_pretrained(target)
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=258,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        initializer_range=0.2,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=wrapped.eos_token_id,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(target)
+
+    settings, tensors = random_head(hidden=64, heads=2, kv_heads=1, vocab=258)
+    settings |= {"architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    (head / "config.json").write_text(json.dumps(settings))
+    save_file(tensors, head / "model.safetensors")
+    return str(target), str(head)
+
+
+def run(*arguments: str, stdin: str | None = None, status: int = 0):
+    result = CliRunner().invoke(cli.app, list(arguments), input=stdin, catch_exceptions=False)
+    assert result.exit_code == status, result.output
+    return result
+
+
+def generate(folders, *arguments: str, stdin: str | None = None) -> list[dict]:
+    target, head = folders
+    shared = ("--target", target, "--head", head, "--max-new-tokens", "24", "--json")
+    return json.loads(run("generate", *shared, *arguments, stdin=stdin).stdout)
+
+
+@pytest.mark.parametrize(
+    "sampling", [(), ("--temperature", "0.9", "--seed", "3", "--top-k", "50", "--top-p", "0.95")]
+)
+def test_speculation_changes_the_metrics_and_not_the_tokens(folders, sampling):
+    (plain,) = generate(folders, "--prompt", "Hello", *sampling, "--no-speculate")
+    for tree in (("--nodes", "8"), ("--nodes", "20", "--levels", "5", "--top-k-draft", "3")):
+        (drafted,) = generate(folders, "--prompt", "Hello", *sampling, *tree)
+        assert drafted["tokens"] == plain["tokens"]
+        assert drafted["text"] == plain["text"]
+        assert drafted["metrics"]["draft_tokens"] > 0
+    assert len(plain["tokens"]) == 24
+    assert plain["metrics"]["draft_tokens"] == 0
+    assert plain["finish_reason"] == "length"
+
+
+def test_options_reach_the_sampler(folders):
+    def tokens(*arguments: str) -> list[int]:
+        return generate(folders, "--prompt", "Hello", *arguments)[0]["tokens"]
+
+    hot = ("--temperature", "2")
+    greedy, seeded = tokens(), tokens(*hot, "--seed", "1")
+    assert seeded != greedy
+    assert tokens(*hot, "--seed", "2") != seeded
+    assert tokens(*hot, "--seed", "1", "--top-k", "1") == greedy
+    assert tokens(*hot, "--seed", "1", "--top-p", "0.000001") == greedy
+    assert tokens(*hot, "--seed", "1", "--min-p", "0.999999") == greedy
+    assert tokens("--raw") != greedy
+    assert tokens("--max-new-tokens", "5") == greedy[:5]
+    assert tokens("--dtype", "float32")  # loads and runs
+
+
+def test_stop_string_and_standard_input(folders):
+    text = generate(folders, "--prompt", "Hello")[0]["text"]
+    stop = text[4:6]
+    (stopped,) = generate(folders, "--prompt", "-", "--stop", stop, stdin="Hello")
+    assert stopped["text"] == text[: text.index(stop)]
+    assert stopped["stop_reason"] == stop
+
+
+def test_text_is_printed_as_it_is_decoded(folders):
+    target, head = folders
+    expected = [result["text"] for result in generate(folders, "--prompt", "one", "--prompt", "two")]
+    shared = ("generate", "--target", target, "--head", head, "--max-new-tokens", "24")
+    single = run(*shared, "--prompt", "one")
+    assert single.stdout == printed(expected[0])
+    assert "tokens per cycle" in single.stderr
+    both = run(*shared, "--prompt", "one", "--prompt", "two")
+    assert both.stdout == f"> one\n{printed(expected[0])}\n> two\n{printed(expected[1])}\n"
+
+
+def printed(text: str) -> str:
+    """`text` as a console writes it, which drops control characters."""
+    console = Console(file=io.StringIO(), highlight=False)
+    console.print(text, markup=False, soft_wrap=True)
+    return console.file.getvalue()
+
+
+def test_inspect(folders):
+    target, head = folders
+    report = json.loads(run("inspect", head, "--target", target, "--json").stdout)
+    assert report["kind"] == "eagle3"
+    assert report["feature_layers"] == [1, 2, 3]
+    assert {"what", "decision", "why"} <= set(report["report"][0])
+    shown = run("inspect", head).stdout
+    assert "feature layers" in shown
+    assert "eagle3" in shown.lower().replace("-", "")
+
+
+def test_demo_compares_and_says_so(folders, monkeypatch):
+    target, head = folders
+    arguments = ("demo", "--target", target, "--head", head, "--max-new-tokens", "16", "--repeats", "2")
+    monkeypatch.setenv("COLUMNS", "80")  # the table must fit
+    shown = run(*arguments, "--prompt", "Hello", "--prompt", "Good bye").stdout
+    assert "identical for 2 of 2 prompts" in shown
+    assert shown.count("yes") == 3
+    assert "per cycle" in shown
+    (heading,) = [line for line in shown.splitlines() if "speed-up" in line]
+    assert heading.rstrip().endswith("identical")
+
+    real = eagle_decode.engine.Engine.generate
+
+    def wrong(self, prompts, sampling, *, speculate=True):
+        results = real(self, prompts, sampling, speculate=speculate)
+        if not speculate:
+            results[0].tokens[-1] ^= 1
+        return results
+
+    monkeypatch.setattr(eagle_decode.engine.Engine, "generate", wrong)
+    shown = run(*arguments, "--prompt", "Hello", status=1).stdout
+    assert "identical for 0 of 1 prompts" in shown
+    assert "NO" in shown
+    assert "yes" not in shown
+
+
+def test_comparison_is_identical_only_if_every_run_is():
+    class Same:
+        tokens = (1, 2, 3)
+
+    class Other:
+        tokens = (1, 2, 4)
+
+    assert Comparison("", [1, 2, 3], [], []).streamed == [1, 2, 3]
+    Same.tokens, Other.tokens = [1, 2, 3], [1, 2, 4]
+    assert Comparison("", [1, 2, 3], [Same, Same], [Same]).identical
+    assert not Comparison("", [1, 2, 3], [Same, Other], [Same]).identical
+    assert not Comparison("", [1, 2, 3], [Same], [Same, Other]).identical
+
+
+CHUNKS = [
+    Chunk(0, [*b"A"], "A", [False], None, None),
+    Chunk(0, [*b"bcd"], "bcd", [True, True, False], None, None),
+    Chunk(0, [*"é".encode()[:1]], "", [False], None, None),  # half a character: shown with the other half
+    Chunk(0, [*"é".encode()[1:], *b"xy"], "éxy", [True, True, False], None, "length"),
+]
+
+
+def test_drafted_tokens_are_marked():
+    coloured = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    assert show_stream(coloured, ByteTokenizer(), CHUNKS) == [*"Abcdéxy".encode()]
+    green = "\x1b[1;32m"
+    assert coloured.file.getvalue() == f"A{green}bc\x1b[0md{green}éx\x1b[0my\n"
+    bare = Console(file=io.StringIO(), color_system=None)
+    show_stream(bare, ByteTokenizer(), CHUNKS, brackets=True)
+    assert bare.file.getvalue() == "A‹bc›d‹éx›y\n"
+    bare = Console(file=io.StringIO(), color_system=None)
+    show_stream(bare, ByteTokenizer(), CHUNKS)
+    assert bare.file.getvalue() == "Abcdéxy\n"
+
+
+def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
+    seen = {}
+    signature = inspect.signature(eagle_decode.train.train)
+
+    def train(*arguments, **options):
+        seen.update(signature.bind(*arguments, **options).arguments)
+
+    monkeypatch.setattr(eagle_decode.train, "train", train)
+    monkeypatch.setattr(sys, "argv", ["eagle-cuda", "train", "--out", "a b"])
+    run(
+        "train", "--target", folders[0], "--out", str(tmp_path / "out"), "--minutes", "2", "--init", "demo",
+        "--learning-rate", "0.001", "--restart", "--threads", "1", "--seed", "5", "--max-steps", "3",
+        "--draft-vocab-size", "128", "--eval-minutes", "7", "--num-eval-prompts", "2", "--device", "cpu",
+        "--muon",
+    )  # fmt: skip
+    assert seen["target"] == folders[0]
+    assert seen["out"] == tmp_path / "out"
+    assert seen["minutes"] == 2
+    assert Path(seen["init"]).name == "demo_head"
+    assert seen["resume"] is False
+    assert seen["command"] == "eagle-cuda train --out 'a b'"
+    assert (seen["threads"], seen["max_steps"], seen["draft_vocab_size"]) == (1, 3, 128)
+    assert (seen["eval_minutes"], seen["num_eval_prompts"], seen["device"]) == (7, 2, "cpu")
+    settings = seen["settings"]
+    assert (settings.learning_rate, settings.seed, settings.muon) == (0.001, 5, True)
+    assert settings.batch_tokens == eagle_decode.train.Settings.batch_tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("inspect", "no/such/head"), "no/such/head"),
+        (("generate", "--target", "no-such-model", "--prompt", "x"), "no-such-model"),
+        (("generate", "--target", "TARGET", "--prompt", "x", "--dtype", "int8"), "dtype"),
+        (("generate", "--target", "TARGET", "--prompt", "x", "--top-p", "7"), "top_p"),
+        (("generate", "--target", "TARGET", "--prompt", "x" * 600), "max_length"),
+    ],
+)
+def test_faults_end_with_one_line_and_status_2(folders, arguments, message, monkeypatch, capsys):
+    given = [folders[0] if argument == "TARGET" else argument for argument in arguments]
+    monkeypatch.setattr(sys, "argv", ["eagle-cuda", *given])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error:")
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    path = Path(__file__).parent.parent / "benchmarks" / "end_to_end.py"
+    spec = importlib.util.spec_from_file_location("end_to_end", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["end_to_end"] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_benchmark_measures_every_mode(folders, benchmark, monkeypatch, tmp_path, capsys):
+    target, head = folders
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"turns": [text, "more"]}) + "\n" for text in ("Hello", "Why?", "How?"))
+    )
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["end_to_end.py", "--target", target, "--head", head, "--prompts", str(prompts), "--num-prompts", "2",
+         "--max-new-tokens", "12", "--repeats", "2", "--trees", "4:3:2,8:4:4", "--json", str(tmp_path /
+         "out.json")],
+    )  # fmt: skip
+    benchmark.main()
+    figures = json.loads((tmp_path / "out.json").read_text())
+    rows = {row["mode"]: row for row in figures["modes"]}
+    assert list(rows) == ["transformers", "plain", "tree 4:3:2", "tree 8:4:4"]
+    for name in ("plain", "tree 4:3:2", "tree 8:4:4"):
+        assert rows[name]["identical_to_plain"] == 2
+        assert rows[name]["num_tokens"] == [12, 12]
+    assert rows["plain"]["ratio_to_plain_median"] == rows["plain"]["ratio_to_plain_best"] == 1
+    assert all(len(runs) == 2 for row in rows.values() for runs in row["seconds"])
+    assert [row["goal"] for row in figures["goals"]] == [
+        "tokens per cycle, 8 nodes",
+        "plain / transformers",
+        "speculative / plain",
+    ]
+    assert "Greedy decoding" in capsys.readouterr().out
+
+
+def test_benchmark_ratios(benchmark):
+    """Two prompts, two runs each; the slow second runs of prompt 0 must not touch what is taken from
+    minima."""
+
+    def mode(name: str, seconds: list[list[float]], tokens=(1, 2, 3)):
+        made = benchmark.Mode(name, None)
+        made.runs = [[benchmark.Run(list(tokens), s, None) for s in runs] for runs in seconds]
+        return made
+
+    plain = mode("plain", [[1.0, 9.0], [2.0, 2.0]])
+    fast = mode("tree 8:4:4", [[0.5, 9.0], [1.0, 1.0]])
+    slow = mode("transformers", [[4.0, 36.0], [8.0, 8.0]], tokens=(1, 2, 4))
+    rows = {row["mode"]: row for row in benchmark.summarise([slow, plain, fast], 2)}
+    assert rows["tree 8:4:4"]["ratio_to_plain_best"] == pytest.approx(2.0)
+    assert rows["transformers"]["ratio_to_plain_best"] == pytest.approx(0.25)
+    assert rows["tree 8:4:4"]["identical_to_plain"] == 2
+    assert rows["transformers"]["identical_to_plain"] == 0
+    reached = {row["goal"]: row for row in benchmark.goals(list(rows.values()))}
+    assert reached["plain / transformers"]["minima"] == pytest.approx(4.0)
+    assert reached["speculative / plain"]["minima"] == pytest.approx(2.0)
+    with pytest.raises(SystemExit, match="trees"):
+        benchmark.parse_trees("8:4")
+    assert benchmark.parse_trees("8:4:4") == [benchmark.Tree(8, 4, 4)]
