@@ -101,7 +101,7 @@ def main() -> None:
     result["fork and join, ns"] = cost = pool_cost()
     for name, value in cost.items():
         print(f"fork and join, {name:28} | {value / 1000:8.2f} us")
-    for policy in ("unset", "passive", "active"):
+    for policy in ("unset", "passive"):
         environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [str(ROOT), environment.get("PYTHONPATH", "")])

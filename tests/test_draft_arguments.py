@@ -52,6 +52,12 @@ def paths(rows, counts):
     return SimpleNamespace(path=zeros(rows, 1), num_accepted=zeros(counts))
 
 
+def read_only(tensor):
+    array = tensor.numpy().copy()
+    array.flags.writeable = False
+    return array
+
+
 # What is changed in the good arguments (a; k and v are the cache's), and the message.
 SPOILT = [
     (lambda a, k, v: {"features": a["features"].double()}, "features: .*float32, got|features.*dtype"),
@@ -59,7 +65,7 @@ SPOILT = [
         lambda a, k, v: {"features": a["features"].bfloat16()},
         "features: expected dtype float32, got bfloat16",
     ),
-    (lambda a, k, v: {"features": a["features"][:, 0]}, "features: expected shape"),
+    (lambda a, k, v: {"features": a["features"][:, 0]}, "features: expected 3 dimensions, got 2"),
     (lambda a, k, v: {"features": a["features"][..., :95]}, r"features: expected shape \[-1, -1, 96\]"),
     (lambda a, k, v: {"features": a["features"].repeat(1, 1, 2)[..., ::2]}, "features: .*contiguous"),
     (lambda a, k, v: {"features": a["features"][:, :0], "target_tokens": zeros(2, 0)}, "features: .*1 node"),
@@ -82,6 +88,8 @@ SPOILT = [
     ),
     (lambda a, k, v: {"caches": [KVCache(k[:1], v[:1])]}, "k_cache"),
     (lambda a, k, v: {"caches": [KVCache(k, v[:, :8])]}, "v_cache"),
+    (lambda a, k, v: {"caches": [KVCache(k[:1].expand(k.shape), v)]}, "k_cache: .*overlapping"),
+    (lambda a, k, v: {"caches": [KVCache(k, read_only(v))]}, "v_cache: .*read-only"),
     (lambda a, k, v: {"top_k": 0}, "top_k: expected 1 to 32, got 0"),
     (lambda a, k, v: {"top_k": 33}, "top_k: expected 1 to 32, got 33"),
     (lambda a, k, v: {"levels": 0}, "levels: expected at least 1, got 0"),

@@ -207,6 +207,13 @@ def test_seq_lens_may_be_updated_in_place_and_numpy_works():
     assert found.new_seq_lens.tolist() == [7]
 
 
+def test_a_garbage_length_does_not_overflow():
+    tree = tree_from_parents([[1, 2]] * 3, [[-1, 0]] * 3)
+    lengths = [2**31 - 1, 2**31 - 2, -(2**31)]
+    out = verify(tree, int32([[2, 3]] * 3), int32(lengths))
+    assert out.new_seq_lens.tolist() == [2**31 - 1, 2**31 - 1, -(2**31) + 2]
+
+
 def test_refuses_wrong_arguments():
     tree = tree_from_parents([[1, 2], [1, 2]], [[-1, 0], [-1, 0]])
     targets, seq_lens = int32([[2, 3], [2, 3]]), int32([5, 6])

@@ -1,5 +1,6 @@
 // The walk of a draft tree along the children that equal the target's own token.
 #include <algorithm>
+#include <limits>
 
 #include "common/check.h"
 #include "cpu/parallel.h"
@@ -59,7 +60,8 @@ void verify_request(const VerifyParams& p, int64_t request) {
   p.num_accepted[request] = visited - 1;
   p.next_tokens[request] = emitted;
   p.finished[request] = finished;
-  p.new_seq_lens[request] = p.seq_lens[request] + visited;
+  p.new_seq_lens[request] = static_cast<int32_t>(  // a garbage length must not overflow
+      std::min<int64_t>(int64_t{p.seq_lens[request]} + visited, std::numeric_limits<int32_t>::max()));
 }
 
 }  // namespace

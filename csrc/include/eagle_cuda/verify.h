@@ -30,7 +30,7 @@ struct VerifyParams {
   int32_t* num_accepted;  // [B]     draft tokens kept: visited nodes - 1
   int32_t* next_tokens;   // [B]     last emitted token: the next root
   int32_t* finished;      // [B]     0 no, 1 stop token, 2 length
-  int32_t* new_seq_lens;  // [B]     seq_lens + num_accepted + 1
+  int32_t* new_seq_lens;  // [B]     seq_lens + num_accepted + 1, at most INT32_MAX
 };
 
 void validate(const VerifyParams& p);
