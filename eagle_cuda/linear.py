@@ -111,7 +111,7 @@ def linear(
         bias: ``[N]``, dtype of x.
         residual: ``[M, N]`` (``[M, N/2]`` with swiglu), dtype of out; may be `out` itself.
         activation: None or ``"swiglu"``: silu(gate) * up of a paired weight, N/2 columns.
-        out: ``[M, N]`` or ``[M, N/2]``; allocated when omitted.
+        out: ``[M, N]`` or ``[M, N/2]``; allocated when omitted; may be `x`.
         out_dtype: float32, bfloat16 or float16; default x's. Only without `out`.
 
     Raises:

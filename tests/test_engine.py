@@ -416,7 +416,7 @@ def test_shapes_are_checked(target):
         ({"max_nodes": 257}, "max_nodes: expected 1 to 256"),
         ({"max_batch": 0}, "max_batch: expected at least 1"),
         ({"max_length": 1025}, "max_length: expected 1 to the target's 1024"),
-        ({"tau": 0.0}, "tau: expected a number > 0"),
+        ({"tau": 0.0}, "tau: expected a finite number > 0"),
         ({"draft": OracleDrafter({}, levels=1, max_nodes=2, vocab_size=9)}, "beside a head"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -285,3 +285,17 @@ def test_any_shape(dtype, m, n, k, swiglu, seed):
         linear(x[row : row + 1], packed, activation="swiglu" if swiglu else None, out_dtype=torch.float32),
         out[row : row + 1].contiguous(),
     )
+
+
+def test_out_may_be_x(one_and_two_threads):
+    """A thread that comes late must not read what another has written: many tries, few rows."""
+    random = torch.Generator().manual_seed(5)
+    weight = pack_weight((torch.randn(2048, 2048, generator=random) * 0.02).bfloat16())
+    x = torch.randn(1, 2048, generator=random).bfloat16()
+    want = linear(x, weight)
+
+    def wrong():
+        places = [x.clone() for _ in range(200)]
+        return sum(not torch.equal(linear(place, weight, out=place), want) for place in places)
+
+    assert tuple(one_and_two_threads(wrong)) == (0, 0)

@@ -1,4 +1,4 @@
-"""Where an op makes its own outputs it looks at its inputs first: that look refuses by name, as the op does."""
+"""Where an op makes its own outputs it looks at its inputs first, and refuses by name, as the op does."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@ one-node trees."""
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import deque
@@ -22,7 +23,7 @@ from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.metrics import PHASES, Metrics
 from eagle_decode.models.base import KVCache, Target
 from eagle_decode.prompts import Prompt, make_requests
-from eagle_decode.sampling import SamplingParams, token_ids
+from eagle_decode.sampling import SamplingParams, integer, token_ids
 from eagle_decode.sequence import Batch, Chunk, Request, Result
 
 
@@ -60,26 +61,33 @@ class Engine:
         observer: Callable[[Batch, slice, DraftTree, Tensor], None] | None = None,
     ):
         _check_target(target)
+        levels, max_nodes = integer("levels", levels), integer("max_nodes", max_nodes)
+        draft_top_k, max_batch = integer("draft_top_k", draft_top_k), integer("max_batch", max_batch)
         _check_shape(levels, draft_top_k, max_nodes)
         if max_batch < 1:
             raise ValueError(f"max_batch: expected at least 1, got {max_batch}")
         if max_length is None:
             max_length = min(target.max_positions, 4096)
+        max_length = integer("max_length", max_length)
         if not 1 <= max_length <= target.max_positions:
             raise ValueError(
                 f"max_length: expected 1 to the target's {target.max_positions} positions, got {max_length}"
             )
         if head is not None and draft is not None:
             raise ValueError("draft: expected None beside a head, got both")
-        if not tau > 0:
-            raise ValueError(f"tau: expected a number > 0, got {tau}")
+        if not (isinstance(tau, (int, float)) and 0 < tau < math.inf):
+            raise ValueError(f"tau: expected a finite number > 0, got {tau!r}")
+        if draft is not None and not hasattr(draft, "propose"):
+            raise ValueError(f"draft: expected a Drafter, got {type(draft).__name__} without propose")
         self.target, self.tokenizer, self.observer = target, tokenizer, observer
         self.max_batch, self.max_length = max_batch, max_length
         self.metrics = Metrics()
         self._plain = RootDrafter(max_batch, target.device)
         if head is not None:
+            head = self._load(head)
+            _check_head(head, target)
             draft = HeadDrafter(
-                self._load(head), dtype=target.dtype, device=target.device, capacity=max_batch,
+                head, dtype=target.dtype, device=target.device, capacity=max_batch,
                 max_length=max_length, levels=levels, top_k=draft_top_k, max_nodes=max_nodes, coupled=coupled,
                 tau=tau,
             )  # fmt: skip
@@ -343,6 +351,19 @@ def _check_target(target: Target) -> None:
         raise ValueError(
             f"target: expected a models.base.Target, got {type(target).__name__} without {missing}"
         )
+
+
+def _check_head(head: LoadedHead, target: Target) -> None:
+    """What a head made for another target shows before the first token."""
+    wanted = target.feature_size(head.feature_layers)
+    if wanted and head.feature_size != wanted:
+        raise ValueError(
+            f"head: expected one for the target's features [{wanted}], got [{head.feature_size}]"
+        )
+    ids = head.draft_to_target
+    last = head.draft_vocab_size - 1 if ids is None else int(ids.max())
+    if last >= target.vocab_size:
+        raise ValueError(f"head: expected token ids below the target's {target.vocab_size}, got {last}")
 
 
 def _check_shape(levels: int, top_k: int, max_nodes: int) -> None:

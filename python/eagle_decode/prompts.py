@@ -26,10 +26,14 @@ def make_requests(
     """One request per prompt and sample, in that order. Raises ValueError as `Engine.generate` says."""
     if hasattr(prompts, "tolist"):
         prompts = prompts.tolist()
+    if not isinstance(prompts, Sequence):
+        raise ValueError(f"prompts: expected text or token ids, or a list of them, got {prompts!r:.80}")
     if isinstance(prompts, str) or (len(prompts) and not hasattr(prompts[0], "__len__")):
         prompts = [prompts]
     if sampling is None or isinstance(sampling, SamplingParams):
         sampling = [sampling or SamplingParams()] * len(prompts)
+    if not isinstance(sampling, Sequence) or not all(isinstance(one, SamplingParams) for one in sampling):
+        raise ValueError(f"sampling: expected SamplingParams or a list of them, got {sampling!r:.80}")
     if len(sampling) != len(prompts):
         raise ValueError(
             f"sampling: expected one for all or {len(prompts)}, one per prompt, got {len(sampling)}"

@@ -53,17 +53,20 @@ class SamplingParams:
         _check(self.temperature >= 0, "temperature", "a finite number >= 0", self.temperature)
         _check(0 < self.top_p <= 1, "top_p", "a number in (0, 1]", self.top_p)
         _check(0 <= self.min_p < 1, "min_p", "a number in [0, 1)", self.min_p)
-        put("top_k", _integer("top_k", self.top_k))
+        put("top_k", integer("top_k", self.top_k))
         _check(-1 <= self.top_k < 2**31, "top_k", "an integer of 32 bits >= 0, or -1 for off", self.top_k)
-        put("seed", _integer("seed", self.seed))
+        put("seed", integer("seed", self.seed))
         _check(-(2**63) <= self.seed < 2**64, "seed", "an integer of 64 bits", self.seed)
-        put("n", _integer("n", self.n))
+        put("n", integer("n", self.n))
         _check(self.n >= 1, "n", "an integer >= 1", self.n)
         if self.max_new_tokens is not None:
-            put("max_new_tokens", _integer("max_new_tokens", self.max_new_tokens))
+            put("max_new_tokens", integer("max_new_tokens", self.max_new_tokens))
             _check(self.max_new_tokens >= 0, "max_new_tokens", "an integer >= 0 or None", self.max_new_tokens)
         put("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
-        put("stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        stop = (
+            (self.stop,) if isinstance(self.stop, str) or not isinstance(self.stop, Iterable) else self.stop
+        )
+        put("stop", () if self.stop is None else tuple(stop))
         for text in self.stop:
             _check(isinstance(text, str) and text != "", "stop", "non-empty strings", text)
         modes = ("sequential", "joint")
@@ -87,13 +90,13 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
         value = (value,)
-    ids = tuple(_integer(name, token) for token in value)
+    ids = tuple(integer(name, token) for token in value)
     for token in ids:
         _check(0 <= token < 2**31, name, "token ids >= 0", token)
     return ids
 
 
-def _integer(name: str, value: Any) -> int:
+def integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"{name}: expected an integer, got {value!r}")
     return value.__index__()

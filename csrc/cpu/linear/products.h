@@ -16,6 +16,18 @@ inline DType dtype_of_format(WeightFormat f) {
 
 inline const char* name(WeightFormat f) { return eagle::name(dtype_of_format(f)); }
 
+// Whether the memory of the results and that of x have bytes between their first and last in common.
+inline bool out_meets_x(const GroupProducts& products, const InputRows& x) {
+  if (!products.out || products.m == 0) return false;
+  const auto span = [&](int64_t stride, int64_t columns, DType dtype) {
+    return ((products.m - 1) * stride + columns) * element_size(dtype);
+  };
+  const int64_t columns = products.swiglu ? products.n / 2 : products.n;
+  const auto out = reinterpret_cast<uintptr_t>(products.out), in = reinterpret_cast<uintptr_t>(x.x);
+  return in < out + static_cast<uintptr_t>(span(products.out_stride, columns, products.out_dtype)) &&
+         out < in + static_cast<uintptr_t>(span(x.x_stride, x.k, x.dtype));
+}
+
 // Prepares x and calls multiply(products, begin, end) for pieces that cover [0, units), where a unit is
 // `unit_groups` groups. `products` carries what follows the sums; its weight and rows are filled in here.
 template <class F>
@@ -46,8 +58,9 @@ void for_products(const LinearKernels& kernels, const PackedWeight& weight, cons
   products.weight = static_cast<const char*>(weight.data);
   products.row_stride = input.out_stride;
 
-  // Few rows: every thread prepares its own copy, which costs less than waiting for one thread's.
-  const bool own_rows = products.m * layout.k <= 32768;
+  // Few rows: every thread prepares its own copy, which costs less than waiting for one thread's. Not where
+  // the results go into x's memory: a thread that is late would prepare what another one has written.
+  const bool own_rows = products.m * layout.k <= 32768 && !out_meets_x(products, input);
   if (!own_rows) {
     input.out = scratch_bytes<SharedRows>(row_bytes);
     parallel_for(products.m, 4, [&](int64_t begin, int64_t end) { kernels.prepare(input, begin, end); });

@@ -61,7 +61,7 @@ struct LinearParams {
   const void* bias;         // [N]  dtype of x; nullptr: none
   const void* residual;     // [M, N or N/2]  dtype of out; nullptr: none; may be `out` itself
   int64_t residual_stride;
-  void* out;  // [M, N or N/2]
+  void* out;  // [M, N or N/2]  may be x
   int64_t out_stride;
 };
 

@@ -1,0 +1,65 @@
+"""What Engine and SamplingParams refuse at once, before a token is made: by name, with what was given."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from eagle_decode import Engine, SamplingParams
+from tiny_models import tiny_head, tiny_target
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def head(target):
+    return tiny_head("eagle3", target)
+
+
+@pytest.mark.parametrize("name", ["levels", "draft_top_k", "max_nodes", "max_batch", "max_length"])
+@pytest.mark.parametrize("value", [2.0, "2", True])
+def test_sizes_are_integers(target, head, name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected an integer, got {value!r}"):
+        Engine(target, head, **{name: value})
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 0, "1", None])
+def test_tau_is_a_finite_number(target, head, value):
+    with pytest.raises(ValueError, match=f"tau: expected a finite number > 0, got {value!r}"):
+        Engine(target, head, tau=value)
+
+
+def test_a_drafter_proposes(target):
+    with pytest.raises(ValueError, match="draft: expected a Drafter, got int without propose"):
+        Engine(target, draft=3)
+
+
+def test_a_head_of_another_target_is_refused(head):
+    with pytest.raises(
+        ValueError, match=r"head: expected one for the target's features \[384\], got \[192\]"
+    ):
+        Engine(tiny_target(hidden_size=128), head)
+    with pytest.raises(ValueError, match="head: expected token ids below the target's 50, got 96"):
+        Engine(tiny_target(vocab_size=50), head)
+
+
+@pytest.mark.parametrize("prompts", [None, 3, 3.5, {1, 2}, {"a": 1}, iter([1, 2])])
+def test_prompts_are_a_sequence(target, prompts):
+    with pytest.raises(ValueError, match="prompts: expected text or token ids, or a list of them, got"):
+        Engine(target).generate(prompts)
+
+
+@pytest.mark.parametrize("sampling", [3, "x", [None], [3], {"temperature": 1}])
+def test_sampling_is_sampling_params(target, sampling):
+    with pytest.raises(ValueError, match="sampling: expected SamplingParams or a list of them, got"):
+        Engine(target).generate([[1, 2]], sampling)
+
+
+@pytest.mark.parametrize("stop", [3, [3], "", [""]])
+def test_stop_strings_are_text(stop):
+    with pytest.raises(ValueError, match="stop: expected non-empty strings, got"):
+        SamplingParams(stop=stop)
