@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from eagle_decode.models.llama import load_target
+from tiny_models import tiny_target
 
 SIZES = {
     "vocab_size": 211,
@@ -357,3 +358,25 @@ def test_positions_beyond_the_first_rope_table(models):
     assert torch.equal(decode_one(target, 5, 0, cache).logits, few)
     tokens = tokens_of(64)
     assert_near(target.prefill(tokens, cache=cache).logits[0, 0], reference(model, tokens)[0][-1])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "message"),
+    [
+        ([1] * 9, {}, "start, tokens: expected rows within the cache's 8, got 9 tokens from 0"),
+        ([1], {"start": 8}, "start, tokens: .* got 1 tokens from 8"),
+        ([1], {"start": -1}, "start, tokens: .* got 1 tokens from -1"),
+        ([1], {"request": 1}, "request: expected 0 to 0, a row of the cache, got 1"),
+        ([1, 97], {}, "tokens: expected ids of 0 to 96, got 97"),
+        ([-1, 5], {}, "tokens: expected ids of 0 to 96, got -1"),
+    ],
+)
+def test_prefill_refuses_what_the_cache_cannot_hold(tokens, options, message):
+    target = tiny_target()
+    with pytest.raises(ValueError, match=message):
+        target.prefill(tokens, cache=target.new_cache(1, 8), **options)
+
+
+def test_caches_of_no_size_are_refused():
+    with pytest.raises(ValueError, match="capacity: expected at least 0 and 1, got -1 and 4"):
+        tiny_target().new_cache(-1, 4)

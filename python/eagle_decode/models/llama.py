@@ -116,6 +116,10 @@ class LlamaTarget:
 
     def new_cache(self, batch_size: int, capacity: int) -> list[KVCache]:
         """One KVCache per layer, of `capacity` uninitialised rows per request."""
+        if batch_size < 0 or capacity < 1:
+            raise ValueError(
+                f"batch_size, capacity: expected at least 0 and 1, got {batch_size} and {capacity}"
+            )
         rows = self._rope[0].shape[0]
         if capacity > rows:  # angles of a position do not depend on the table's length
             self._rope = self._rope_table(max(capacity, min(2 * rows, self.max_positions)))
@@ -182,6 +186,7 @@ class LlamaTarget:
         """See `Target.prefill`."""
         tokens = torch.as_tensor(tokens, dtype=torch.int32, device=self.device).view(1, -1)
         total = tokens.shape[1]
+        self._check_prompt(tokens, start, request, cache[0].k)
         size = self.feature_size(feature_layers)
         features = (
             None
@@ -210,6 +215,25 @@ class LlamaTarget:
             last = output.logits
             done += n
         return TargetOutput(last, features)
+
+    def _check_prompt(self, tokens: Tensor, start: int, request: int, k_cache: Tensor) -> None:
+        """A key row outside the cache counts as missing: without this, too long a prompt gives plausible
+        nonsense."""
+        requests, rows = k_cache.shape[:2]
+        if not 0 <= request < requests:
+            raise ValueError(f"request: expected 0 to {requests - 1}, a row of the cache, got {request}")
+        total = tokens.numel()
+        if start < 0 or start + total > rows:
+            raise ValueError(
+                f"start, tokens: expected rows within the cache's {rows}, got {total} tokens from {start}"
+            )
+        if total == 0:
+            return
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocab_size:
+            raise ValueError(
+                f"tokens: expected ids of 0 to {self.vocab_size - 1}, got {low if low < 0 else high}"
+            )
 
     # ---- loading
 
