@@ -54,7 +54,7 @@ class Tree(NamedTuple):
         return f"tree {self.nodes}:{self.levels}:{self.top_k}"
 
 
-TREES = (Tree(4, 3, 2), Tree(6, 4, 3), Tree(8, 4, 4), Tree(12, 5, 4), Tree(16, 5, 6), Tree(32, 6, 8))
+TREES = (Tree(4, 3, 2), Tree(6, 3, 3), Tree(8, 4, 4), Tree(32, 6, 8))
 
 
 class Run(NamedTuple):

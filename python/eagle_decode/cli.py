@@ -65,9 +65,9 @@ def generate(
         list[str] | None, typer.Option(help="end before this string; may be given several times")
     ] = None,
     speculate: Annotated[bool, typer.Option(help="use the draft head, or decode plainly")] = True,
-    nodes: NodesOption = 8,
-    levels: LevelsOption = 4,
-    top_k_draft: TopKDraftOption = 4,
+    nodes: NodesOption = 6,
+    levels: LevelsOption = 3,
+    top_k_draft: TopKDraftOption = 3,
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="apply the chat template, or continue the text as it is")
     ] = True,
@@ -255,9 +255,9 @@ def demo(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="timed runs of each kind")] = 3,
-    nodes: NodesOption = 8,
-    levels: LevelsOption = 4,
-    top_k_draft: TopKDraftOption = 4,
+    nodes: NodesOption = 6,
+    levels: LevelsOption = 3,
+    top_k_draft: TopKDraftOption = 3,
 ) -> None:
     """Streams answers of a small model with drafted tokens marked, and compares them with plain decoding."""
     from eagle_decode.demo import PROMPTS, run_demo

@@ -25,7 +25,7 @@ constexpr int kGroup = 2048 / kChunk;  // chunks folded among themselves first
 constexpr int kTileRows = 24;          // query rows of a tile: four blocks of six accumulator rows
 // Below this many multiply-adds a job is not worth a second thread: handing it over costs about as much as
 // the work.
-constexpr int64_t kSerialWork = 400'000;
+constexpr int64_t kSerialWork = 60'000;
 
 AttendNode resolve(const AttendRow& row, int window, int64_t capacity) {
   AttendNode node{&row, row.tail, 0, std::clamp<int64_t>(row.prefix, 0, capacity), 0, 0, 0};
