@@ -23,7 +23,7 @@ import eagle_decode.train
 from eagle_decode import cli
 from eagle_decode.demo import Comparison
 from eagle_decode.sequence import Chunk
-from eagle_decode.terminal import show_stream
+from eagle_decode.terminal import show_stream, table
 from random_heads import random_head
 from tiny_models import ByteTokenizer
 
@@ -324,3 +324,24 @@ def test_benchmark_ratios(benchmark):
     with pytest.raises(SystemExit, match="trees"):
         benchmark.parse_trees("8:4")
     assert benchmark.parse_trees("8:4:4") == [benchmark.Tree(8, 4, 4)]
+
+
+def test_a_narrow_table_wraps_its_text_and_keeps_its_figures():
+    console = Console(width=80, file=io.StringIO())
+    columns = (
+        "prompt",
+        "tokens",
+        "tokens\nper cycle",
+        "plain\ntok/s",
+        "speculative\ntok/s",
+        "speed-up",
+        "identical",
+    )
+    figures = ["128", "1.75", "113.5", "156.2", "1.38x", "yes"]
+    console.print(
+        table("Figures", columns, [["Write a short story about a lighthouse keeper " * 2, *figures]])
+    )
+    shown = console.file.getvalue()
+    assert all(figure in shown.split() for figure in figures)
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80

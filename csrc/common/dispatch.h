@@ -44,6 +44,7 @@ struct dtype_of<half_t> {
 };
 
 using FloatTypes = Types<float, bf16_t, half_t>;
+using HeadDims = Values<64, 80, 96, 128, 192, 256>;  // head sizes that attention has kernels for
 
 template <class... Ts, class F>
 void dispatch(Types<Ts...>, DType dtype, const char* what, F&& f) {

@@ -73,7 +73,8 @@ EAGLE_INLINE half_t from_float<half_t>(float x) {
 
 // ---- transcendental functions -----------------------------------------------------------------------------
 
-// Bounds: largest error against fp64 in ulp of the result, measured by tests/cpp/numeric_check.cpp.
+// Bounds: largest error against fp64 in ulp of the result, measured by tests/cpp/numeric_check.cpp
+// on every 11th float, rounded up.
 
 // exp(x). 1.1 ulp, denormal results included; exp(0) = 1 exactly, never above 1 for x <= 0. NaN -> NaN.
 EAGLE_INLINE float exp_f32(float x) {
@@ -97,7 +98,7 @@ EAGLE_INLINE float exp_f32(float x) {
   return x != x ? x : y;
 }
 
-// log(x). 0.9 ulp, denormal arguments included. log(0) = -inf, x < 0 and NaN -> NaN, log(inf) = inf.
+// log(x). 1 ulp, denormal arguments included. log(0) = -inf, x < 0 and NaN -> NaN, log(inf) = inf.
 EAGLE_INLINE float log_f32(float x) {
   const bool tiny = x < 1.17549435e-38f;
   const float scaled = tiny ? x * 8388608.0f : x;
@@ -131,7 +132,7 @@ EAGLE_INLINE float log1p_f32(float x) {
 
 // 1 / sqrt(x). 1.5 ulp.
 EAGLE_INLINE float rsqrt_f32(float x) { return 1.0f / __builtin_sqrtf(x); }
-// 2.4 ulp for x >= -87; below it the results, all under 1e-35 in size, go to zero early. silu(-inf) is NaN.
+// 2.6 ulp for x >= -87; below it the results, all under 1e-35 in size, go to zero early. silu(-inf) is NaN.
 EAGLE_INLINE float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 EAGLE_INLINE float silu_f32(float x) { return x / (1.0f + exp_f32(-x)); }
 

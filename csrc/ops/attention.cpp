@@ -62,7 +62,7 @@ void validate(const TreeAttentionParams& p) {
   check_heads(p.num_heads, p.cache.num_kv_heads);
   check(p.dtype == p.cache.dtype, "q: expected the dtype of the cache, ", name(p.cache.dtype), ", got ",
         name(p.dtype));
-  dispatch(Values<64, 80, 96, 128, 192, 256>{}, p.cache.head_dim, "head_dim", [](auto) {});
+  dispatch(HeadDims{}, p.cache.head_dim, "head_dim", [](auto) {});
   check(p.window >= 0, "window: expected 0 (no limit) or more, got ", p.window);
   check(std::isfinite(p.softmax_scale), "softmax_scale: expected a finite number, got ", p.softmax_scale);
 }

@@ -136,7 +136,7 @@ void expect_tree(const DraftTreeViews& tree, int64_t B, int64_t N, const DraftHe
 void validate(const DraftHead& head) {
   check(head.hidden_size >= 1 && head.intermediate_size >= 1, "head: expected sizes >= 1, got hidden ",
         head.hidden_size, ", intermediate ", head.intermediate_size);
-  dispatch(Values<64, 80, 96, 128, 192, 256>{}, head.head_dim, "head_dim", [](auto) {});  // as attention's
+  dispatch(HeadDims{}, head.head_dim, "head_dim", [](auto) {});
   check(head.num_kv_heads >= 1 && head.num_heads >= 1 && head.num_heads % head.num_kv_heads == 0,
         "num_heads: expected a multiple of num_kv_heads = ", head.num_kv_heads, ", got ", head.num_heads);
   check(head.vocab_size >= 1 && head.embedding != nullptr,

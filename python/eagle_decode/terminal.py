@@ -68,12 +68,13 @@ def show_stream(
 def table(
     title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, caption: str | None = None
 ) -> Table:
-    """A table whose first column is text and whose others are figures. A row of None draws a line."""
+    """A table whose first column is text and whose others are figures. A row of None draws a line.
+    In a narrow terminal the text wraps; figures stay whole."""
     made = Table(
         title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left"
     )
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+        made.add_column(column, justify="left" if i == 0 else "right", no_wrap=i > 0)
     for row in rows:
         if row is None:
             made.add_section()
