@@ -150,6 +150,15 @@ def test_inspect(folders):
     assert "eagle3" in shown.lower().replace("-", "")
 
 
+def test_inspect_without_a_target_reports_what_is_borrowed():
+    report = {
+        line["what"]: line["decision"]
+        for line in json.loads(run("inspect", "demo", "--json").stdout)["report"]
+    }
+    assert report["embedding"] == "the target's embed_tokens.weight"
+    assert report["LM head"] == "the head's own"
+
+
 def test_demo_compares_and_says_so(folders, monkeypatch):
     target, head = folders
     arguments = ("demo", "--target", target, "--head", head, "--max-new-tokens", "16", "--repeats", "2")

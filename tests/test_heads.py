@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from eagle_decode.heads import head_from_tensors, load_head
+from eagle_decode.heads import head_from_tensors, inspect_head, load_head
 from random_heads import decision, random_head, random_target
 
 TARGET = dict(zip(("target_config", "target_tensors"), random_target(), strict=True))
@@ -401,3 +401,15 @@ def test_the_target_must_supply_what_is_missing():
             target_config=random_target(hidden=48)[0],
             target_tensors=random_target(hidden=48)[1],
         )
+
+
+def test_a_head_is_inspected_without_its_target(tmp_path):
+    config, tensors = random_head("eagle1", hidden=32, vocab=96)
+    del tensors["embed_tokens.weight"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    head = inspect_head(tmp_path)
+    assert (head.vocab_size, head.draft_vocab_size, head.hidden_size) == (96, 96, 32)
+    assert decision(head, "LM head").decision == "the target's lm_head.weight"
+    with pytest.raises(ValueError, match="embed_tokens.weight is not in the checkpoint"):
+        load_head(tmp_path)

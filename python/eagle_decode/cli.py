@@ -131,7 +131,7 @@ def generate(
 def inspect(
     head: Annotated[str, typer.Argument(help="folder of a draft head, or `demo` for the shipped one")],
     target: Annotated[
-        str | None, typer.Option(help="its target, for heads that borrow the embedding or LM head")
+        str | None, typer.Option(help="its target, to check what the head borrows from it")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON document instead of a table")
@@ -140,11 +140,11 @@ def inspect(
     """Shows what the loader found in a draft head, what it decided, and why."""
     from rich.table import Table
 
-    from eagle_decode.heads import load_head
+    from eagle_decode.heads import inspect_head
     from eagle_decode.models.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(target) if target else None
-    loaded = load_head(
+    loaded = inspect_head(
         head_folder(head),
         target_config=checkpoint.config if checkpoint else None,
         target_tensors=checkpoint.tensors if checkpoint else None,

@@ -8,7 +8,7 @@ draft_head = head.to_draft_head(torch.bfloat16)       # an eagle_cuda.DraftHead
 
 from __future__ import annotations
 
-from eagle_decode.heads.load import head_from_tensors, load_head
+from eagle_decode.heads.load import head_from_tensors, inspect_head, load_head
 from eagle_decode.heads.loaded import Decision, HeadLayer, LoadedHead
 
-__all__ = ["Decision", "HeadLayer", "LoadedHead", "head_from_tensors", "load_head"]
+__all__ = ["Decision", "HeadLayer", "LoadedHead", "head_from_tensors", "inspect_head", "load_head"]

@@ -20,7 +20,7 @@ from eagle_decode.heads import settings
 from eagle_decode.heads.detect import Detection
 from eagle_decode.heads.files import read_files, strip_prefixes
 from eagle_decode.heads.loaded import HeadLayer, LoadedHead
-from eagle_decode.heads.target import Target
+from eagle_decode.heads.target import Target, borrowed_shapes
 from eagle_decode.heads.vocabulary import draft_to_target
 
 
@@ -54,6 +54,24 @@ def load_head(
         feedback=feedback,
         rope_theta=rope_theta,
         feature_layers=feature_layers,
+        source=source,
+    )
+
+
+def inspect_head(
+    path: str | Path,
+    *,
+    target_config: Mapping[str, Any] | None = None,
+    target_tensors: Mapping[str, Tensor] | None = None,
+) -> LoadedHead:
+    """As `load_head`, for its sizes and `report`: without target_tensors, what the head would borrow from its
+    target has shapes and no values."""
+    config, tensors, source = read_files(path)
+    return head_from_tensors(
+        config,
+        tensors,
+        target_config=target_config,
+        target_tensors=borrowed_shapes(config) if target_tensors is None else target_tensors,
         source=source,
     )
 

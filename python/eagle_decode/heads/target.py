@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 FLOAT_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
+
+
+def borrowed_shapes(config: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    """Embedding and LM head of an unknown target as a head's configuration implies them: shapes without
+    values (meta tensors), to inspect a head whose target is not at hand. None if it does not say."""
+    rows, width = config.get("vocab_size"), config.get("target_hidden_size") or config.get("hidden_size")
+    if not (isinstance(rows, int) and isinstance(width, int) and rows > 0 and width > 0):
+        return None
+    names = ("embed_tokens.weight", "lm_head.weight")
+    return {name: torch.empty(rows, width, dtype=torch.bfloat16, device="meta") for name in names}
 
 
 class Target:
