@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from timing import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 400
@@ -94,10 +95,7 @@ def main() -> None:
     if arguments.alternation:
         print(json.dumps(alternation()))
         return
-    result: dict[str, object] = {
-        "machine": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-    }
+    result: dict[str, object] = {}
     result["fork and join, ns"] = cost = pool_cost()
     for name, value in cost.items():
         print(f"fork and join, {name:28} | {value / 1000:8.2f} us")
@@ -114,8 +112,7 @@ def main() -> None:
         for name, (least, median) in rows.items():
             print(f"OMP_WAIT_POLICY {policy:8} {name:18} | min {least:8.1f} us | median {median:8.1f} us")
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(arguments.json, result)
 
 
 if __name__ == "__main__":

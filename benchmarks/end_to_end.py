@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from timing import write_json
 
 import eagle_cuda
 from eagle_decode import Engine, SamplingParams
@@ -284,34 +284,6 @@ def show(
     console.print(table("Goals", ("figure", "by\nmedians", "by\nminima", "least", "aim", "reached"), cells))
 
 
-def environment() -> dict[str, Any]:
-    """What the figures depend on."""
-    import transformers
-
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in _read("/proc/cpuinfo").splitlines()
-        if line.startswith("model name")
-    ]
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg(),
-        "torch": torch.__version__,
-        "torch_threads": torch.get_num_threads(),
-        "transformers": transformers.__version__,
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
-        "build": eagle_cuda.build_info(),
-    }
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 def parse_trees(text: str) -> list[Tree]:
     """`8:4:4,32:6:8` -> trees of (nodes, levels, top-k)."""
     trees = []
@@ -370,9 +342,11 @@ def main() -> None:
     reached = goals(rows)
     show(console, rows, reached, len(prompts), chosen.repeats)
     if chosen.json:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        import transformers
+
         figures = {
-            "environment": environment(),
+            "transformers": transformers.__version__,
+            "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
             "target": str(chosen.target),
             "trees": [tree._asdict() for tree in chosen.trees],
             "max_new_tokens": chosen.max_new_tokens,
@@ -380,7 +354,7 @@ def main() -> None:
             "modes": rows,
             "goals": reached,
         }
-        chosen.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_json(chosen.json, figures)
 
 
 if __name__ == "__main__":

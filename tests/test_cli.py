@@ -273,6 +273,7 @@ def test_faults_end_with_one_line_and_status_2(folders, arguments, message, monk
 @pytest.fixture(scope="module")
 def benchmark():
     path = Path(__file__).parent.parent / "benchmarks" / "end_to_end.py"
+    sys.path.append(str(path.parent))  # as when it runs as a script
     spec = importlib.util.spec_from_file_location("end_to_end", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["end_to_end"] = module  # dataclasses look there
@@ -294,7 +295,9 @@ def test_benchmark_measures_every_mode(folders, benchmark, monkeypatch, tmp_path
          "out.json")],
     )  # fmt: skip
     benchmark.main()
-    figures = json.loads((tmp_path / "out.json").read_text())
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["environment"]["cpu_isa"]
+    figures = written["results"]
     rows = {row["mode"]: row for row in figures["modes"]}
     assert list(rows) == ["transformers", "plain", "tree 4:3:2", "tree 8:4:4"]
     for name in ("plain", "tree 4:3:2", "tree 8:4:4"):
