@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
+import eagle_cuda
 import eagle_decode.engine
 import eagle_decode.train
 from eagle_decode import cli
@@ -130,6 +131,19 @@ def test_text_is_printed_as_it_is_decoded(folders):
     assert "tokens per cycle" in single.stderr
     both = run(*shared, "--prompt", "one", "--prompt", "two")
     assert both.stdout == f"> one\n{printed(expected[0])}\n> two\n{printed(expected[1])}\n"
+
+
+def test_closing_line_says_when_decoding_was_plain(folders):
+    target, head = folders
+    shared = ("generate", "--target", target, "--prompt", "one", "--max-new-tokens", "4")
+    assert "decoded plainly (no --head)" in run(*shared).stderr
+    assert "decoded plainly (--no-speculate)" in run(*shared, "--head", head, "--no-speculate").stderr
+    note = "a tree of 2 nodes is at most 1 levels deep; --levels 9 asks for more"
+    assert note in run(*shared, "--head", head, "--nodes", "2", "--levels", "9").stderr
+
+
+def test_version():
+    assert run("--version").stdout == f"eagle-cuda {eagle_cuda.__version__}\n"
 
 
 def printed(text: str) -> str:
@@ -256,6 +270,7 @@ def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
         (("generate", "--target", "TARGET", "--prompt", "x", "--dtype", "int8"), "dtype"),
         (("generate", "--target", "TARGET", "--prompt", "x", "--top-p", "7"), "top_p"),
         (("generate", "--target", "TARGET", "--prompt", "x" * 600), "max_length"),
+        (("generate", "--target", "TARGET", "--prompt", " \n"), "prompt: expected text"),
     ],
 )
 def test_faults_end_with_one_line_and_status_2(folders, arguments, message, monkeypatch, capsys):

@@ -33,6 +33,24 @@ TopKDraftOption = Annotated[
 DtypeOption = Annotated[str, typer.Option(help="bfloat16, float16 or float32")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        import eagle_cuda
+
+        typer.echo(f"eagle-cuda {eagle_cuda.__version__}")
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", help="print the version", callback=_version, is_eager=True)
+]
+
+
+@app.callback()
+def common(version: VersionOption = False) -> None:
+    """Options that stand before the command."""
+
+
 def main() -> None:
     """Entry point: faults in what the user gave end with one line on stderr and status 2."""
     try:
@@ -90,6 +108,9 @@ def generate(
         stop=tuple(stop or ()),
     )
     texts = [sys.stdin.read() if text == "-" else text for text in prompt]
+    for text in texts:
+        if not text.strip():
+            raise ValueError(f"prompt: expected text, got {text!r}")
     notes = Console(stderr=True)
     engine = open_engine(
         notes,
@@ -121,7 +142,11 @@ def generate(
     done = engine.metrics
     notes.print(
         f"{done.tokens} tokens, {tokens_per_second(done):.1f} tokens/s, "
-        f"{done.tokens_per_cycle:.2f} tokens per cycle",
+        + (
+            f"{done.tokens_per_cycle:.2f} tokens per cycle"
+            if head and speculate
+            else f"decoded plainly ({'--no-speculate' if head else 'no --head'})"
+        ),
         style="dim",
         highlight=False,
     )
@@ -273,7 +298,20 @@ def demo(
         top_k_draft=top_k_draft,
         max_batch=1,
     )
-    identical = run_demo(console, engine, prompt or PROMPTS, max_new_tokens=max_new_tokens, repeats=repeats)
+    import eagle_cuda
+
+    setting = (
+        f"{target}, head {head}, trees of {nodes} nodes (levels {levels}, top-k {top_k_draft}), "
+        f"{eagle_cuda.num_threads()} threads."
+    )
+    identical = run_demo(
+        console,
+        engine,
+        prompt or PROMPTS,
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        setting=setting,
+    )
     if not identical:
         raise typer.Exit(1)
 
@@ -298,6 +336,13 @@ def open_engine(
 ) -> Any:
     """An engine over a target, its tokenizer and, if given, a head; the console shows what is being
     loaded."""
+    if head is not None and nodes <= levels:
+        console.print(
+            f"note: a tree of {nodes} nodes is at most {nodes - 1} levels deep; "
+            f"--levels {levels} asks for more",
+            style="dim",
+            highlight=False,
+        )
     if dtype not in ("bfloat16", "float16", "float32"):
         raise ValueError(f"dtype: expected bfloat16, float16 or float32, got {dtype}")
     with console.status(f"loading {target}") as status:

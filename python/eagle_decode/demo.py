@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 
 from rich.console import Console
 
@@ -67,9 +68,11 @@ def run_demo(
     *,
     max_new_tokens: int = 128,
     repeats: int = 3,
+    setting: str = "",
 ) -> bool:
     """Streams an answer to every prompt, decodes each `repeats` times both ways, prints the figures.
-    Returns whether plain and speculative decoding gave the same tokens everywhere."""
+    `setting` (model, tree, threads) stands under the table. Returns whether plain and speculative decoding
+    gave the same tokens everywhere."""
     sampling = SamplingParams(max_new_tokens=max_new_tokens)
     engine.generate(
         [chat_prompt(engine.tokenizer, "Hello")], SamplingParams(max_new_tokens=8)
@@ -89,11 +92,13 @@ def run_demo(
                 comparison.speculative += engine.generate([ids], sampling)
         comparisons.append(comparison)
         console.print()
-    show_figures(console, comparisons, repeats)
+    show_figures(console, comparisons, repeats, setting)
     return all(comparison.identical for comparison in comparisons)
 
 
-def show_figures(console: Console, comparisons: Sequence[Comparison], repeats: int) -> None:
+def show_figures(
+    console: Console, comparisons: Sequence[Comparison], repeats: int, setting: str = ""
+) -> None:
     """Prints the table of a demo."""
 
     def cells(name: str, of: Sequence[Comparison]) -> list:
@@ -116,7 +121,7 @@ def show_figures(console: Console, comparisons: Sequence[Comparison], repeats: i
             identical,
         ]
 
-    rows = [cells(c.prompt, [c]) for c in comparisons]
+    rows = [cells(shorten(c.prompt, 60, placeholder=" ..."), [c]) for c in comparisons]
     if len(comparisons) > 1:
         rows += [None, cells("all", comparisons)]
     columns = (
@@ -132,5 +137,6 @@ def show_figures(console: Console, comparisons: Sequence[Comparison], repeats: i
     caption = (
         f"Best of {repeats} runs each, plain and speculative in turn; prompts are not timed.\n"
         f"Tokens of every run compared: identical for {agree} of {len(comparisons)} prompts."
+        + (f"\n{setting}" if setting else "")
     )
     console.print(table("Plain and speculative decoding", columns, rows, caption=caption))
