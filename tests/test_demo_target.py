@@ -49,6 +49,23 @@ def test_numbers_are_split_into_digits(tokenizer):
     assert [piece for piece in pieces if piece.strip().isdigit()] == list("20241234567")
 
 
+def test_a_converted_tokenizer_is_kept_and_equals_the_first(tmp_path, monkeypatch):
+    module = "eagle_decode.models.tokenizer"
+    monkeypatch.setattr(f"{module}.cache_folder", lambda: tmp_path)
+    first = load_tokenizer(TARGET)
+    (kept,) = (tmp_path / "tokenizers").iterdir()
+    monkeypatch.setattr(f"{module}._split_digits", lambda _: pytest.fail("converted a second time"))
+    second = load_tokenizer(TARGET)
+    for prompt in PROMPTS:
+        assert chat_prompt(first, prompt) == chat_prompt(second, prompt)
+    assert (first.eos_token_id, len(first)) == (second.eos_token_id, len(second))
+    assert (kept / "tokenizer.json").is_file()
+    monkeypatch.undo()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(f"{module}.cache_folder", lambda: tmp_path / "file")  # cannot be written: no error
+    assert len(load_tokenizer(TARGET)) == len(first)
+
+
 def test_chat_prompts_and_stop_tokens(tokenizer):
     prompt = tokenizer.decode(chat_prompt(tokenizer, "What is a tree?"))
     assert prompt.endswith("<|im_start|>user\nWhat is a tree?<|im_end|>\n<|im_start|>assistant\n")

@@ -7,12 +7,14 @@ stops = stop_token_ids(tokenizer, checkpoint.config)
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from eagle_decode.models.checkpoint import resolve_target
+from eagle_decode.models.checkpoint import cache_folder, resolve_target
 
 # Text whose encoding must decode to itself: digits, indentation, accents, ideographs, an emoji.
 _ROUND_TRIP = "Hello, world!  def f(x):\n\treturn x**2 + 1234567\n\nnaïve café — 東京 🙂 x=1;  \n  \n"
@@ -30,11 +32,16 @@ def load_tokenizer(target: str | Path):
 
     path = resolve_target(target)
     if path.is_file():
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-        if _gguf_pre_tokenizer(path) == "smollm":
-            _split_digits(tokenizer)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        converted = _converted_folder(path)
+        if not converted.is_dir():
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+            if _gguf_pre_tokenizer(path) == "smollm":
+                _split_digits(tokenizer)
+            check_round_trip(tokenizer, path)
+            _keep(tokenizer, converted)
+            return tokenizer
+        path = converted
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     check_round_trip(tokenizer, path)
     return tokenizer
 
@@ -84,6 +91,28 @@ def stop_token_ids(tokenizer, config: Mapping[str, Any]) -> list[int]:
     if tokenizer.eos_token_id is not None:
         stops.add(tokenizer.eos_token_id)
     return sorted(stops)
+
+
+def _converted_folder(path: Path) -> Path:
+    """Where the tokenizer of a GGUF file is kept once it is converted, which takes seconds. The name changes
+    with the file, with what converts it, and with this module."""
+    import transformers
+
+    state = path.stat()
+    key = (str(path.resolve()), state.st_size, state.st_mtime_ns, transformers.__version__)
+    digest = hashlib.sha256(repr(key).encode() + Path(__file__).read_bytes()).hexdigest()[:16]
+    return cache_folder() / "tokenizers" / f"{path.stem}-{digest}"
+
+
+def _keep(tokenizer, folder: Path) -> None:
+    """Saves the tokenizer as `folder`, whole or not at all; a cache that cannot be written is no error."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+            tokenizer.save_pretrained(Path(partial) / "tokenizer")
+            os.replace(Path(partial) / "tokenizer", folder)
+    except OSError:
+        pass
 
 
 def _gguf_pre_tokenizer(path: Path) -> str | None:
