@@ -1,0 +1,82 @@
+"""The emulator behind an emulated extension (tests/simt): its schedule, its launches and its counters."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Counters:
+    """What kernels did, equal in every run. Global memory counts where kernels call load and store; shared
+    memory in checked builds only."""
+
+    launches: int = 0
+    threads: int = 0
+    global_load_bytes: int = 0
+    global_load_sectors: int = 0
+    global_load_requests: int = 0
+    global_store_bytes: int = 0
+    global_store_sectors: int = 0
+    global_store_requests: int = 0
+    shared_load_requests: int = 0
+    shared_load_waves: int = 0
+    shared_load_ideal: int = 0
+    shared_store_requests: int = 0
+    shared_store_waves: int = 0
+    shared_store_ideal: int = 0
+    barriers: int = 0
+    warp_barriers: int = 0
+    collectives: int = 0
+    atomics: int = 0
+
+
+class Simulator:
+    """Handle on the emulator inside the extension at `path`, which must be imported already."""
+
+    def __init__(self, path: str | Path):
+        self._library = ctypes.CDLL(str(path))
+        if not hasattr(self._library, "simt_checked"):
+            raise ValueError(f"path: expected an emulated extension, got {path}")
+        self._library.simt_set_options.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64]
+        self._library.simt_set_options.restype = None
+        self._library.simt_launches.argtypes = [ctypes.c_char_p]
+        self._library.simt_launches.restype = ctypes.c_uint64
+        self._library.simt_clear_counters.restype = None
+        for name in ("simt_counters", "simt_traffic_table", "simt_reports"):
+            getattr(self._library, name).restype = ctypes.c_char_p
+
+    @property
+    def checked(self) -> bool:
+        """Whether every memory access of the kernels is checked."""
+        return bool(self._library.simt_checked())
+
+    def configure(self, *, seed: int = 0, preempt: int = 0, max_polls: int = 20_000_000) -> None:
+        """Schedules of the launches to come: in order for seed 0, else random; with `preempt`, also a switch
+        at about one of so many memory accesses (checked builds)."""
+        self._library.simt_set_options(seed, preempt, max_polls)
+
+    def launches(self, op: str) -> int:
+        """How often `op` has run under the emulator in this process."""
+        return self._library.simt_launches(op.encode())
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[Counters]:
+        """Clears the counters; after the block, the yielded object holds what the block did."""
+        self._library.simt_clear_counters()
+        counters = Counters()
+        yield counters
+        for name, value in json.loads(self._library.simt_counters()).items():
+            setattr(counters, name, value)
+
+    def traffic_table(self) -> str:
+        """Requests, bytes and cost by source line since the counters were cleared, costliest first."""
+        return self._library.simt_traffic_table().decode()
+
+    def reports(self) -> str:
+        """What the last op was found to do wrong; empty: nothing."""
+        return self._library.simt_reports().decode()
