@@ -21,7 +21,7 @@ from eagle_cuda.linear import (
     rms_norm,
     unpack_weight,
 )
-from eagle_cuda.sampling import Sampled, gumbel_noise, sample_tokens
+from eagle_cuda.sampling import Sampled, SamplingState, gumbel_noise, sample_tokens
 from eagle_cuda.tree import (
     Beam,
     Candidates,
@@ -50,11 +50,14 @@ __all__ = [
     "RetrieveIndices",
     "RopeTable",
     "Sampled",
+    "SamplingState",
     "TopK",
     "append_kv",
     "build_info",
     "build_tree",
     "compact_kv",
+    "cuda_available",
+    "cuda_error",
     "draft",
     "empty_candidates",
     "empty_draft_tree",
@@ -78,8 +81,19 @@ __all__ = [
 
 
 def build_info() -> dict[str, Any]:
-    """What is in this build: version, compiler, CUDA backend or not, CPU instruction set, threads."""
+    """What is in this build: version, compiler, CUDA backend or not, its toolkit and GPU architectures, CPU
+    instruction set, threads. Asks no driver."""
     return _C.build_info()
+
+
+def cuda_available() -> bool:
+    """Whether ops on CUDA tensors can run on this machine. Starts the CUDA driver, as `cuda_error` does."""
+    return cuda_error() == ""
+
+
+def cuda_error() -> str:
+    """Why no CUDA device can be used, in one line; empty where one can."""
+    return _C.cuda_error()
 
 
 def num_threads() -> int:

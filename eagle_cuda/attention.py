@@ -11,7 +11,7 @@ import torch
 
 from eagle_cuda._allocate import empty, integer, shape_of
 from eagle_cuda._extension import _C
-from eagle_cuda.kv_cache import KVCache
+from eagle_cuda.kv_cache import KVCache, refuse_scales
 
 _append_kv = _C.append_kv
 _tree_attention = _C.tree_attention
@@ -56,6 +56,7 @@ def append_kv(
     Arithmetic in float32, rounded once. Raises ValueError for wrong shapes, dtypes, layouts or devices.
     Source: Su et al., RoFormer, arXiv 2104.09864.
     """
+    refuse_scales(cache)
     if q_out is None:
         q_out = _empty_like(q)
     _append_kv(
@@ -109,6 +110,7 @@ def tree_attention(
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867; Dao et al.,
         arXiv 2205.14135.
     """
+    refuse_scales(cache)
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(max(shape_of("q", q, 4)[3], 1))
     if out is None:

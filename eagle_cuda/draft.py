@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eagle_cuda._allocate import shape_of
 from eagle_cuda._extension import _C
+from eagle_cuda.kv_cache import refuse_scales
 from eagle_cuda.linear import PackedWeight
 from eagle_cuda.tree import DraftTree, empty_draft_tree
 
@@ -136,6 +137,7 @@ def extend_draft(
     Returns: `hidden`.
     Raises: ValueError, naming the argument.
     """
+    refuse_scales(*caches)
     _C.extend_draft(
         head, features, tokens, row_offsets, seq_lens, [c.k for c in caches], [c.v for c in caches],
         getattr(caches[0], "page_table", None) if caches else None, hidden,
@@ -194,6 +196,7 @@ def draft(
         out = empty_draft_tree(shape_of("features", features, 3)[0], max_nodes, like=features)
     elif max_nodes is not None and (nodes := shape_of("tree.tokens", out.tokens, 2)[1]) != max_nodes:
         raise ValueError(f"tree.tokens: expected {max_nodes} nodes (max_nodes), got {nodes}")
+    refuse_scales(*caches)
     _C.draft(
         head, features, target_tokens, accepted.path, accepted.num_accepted, seq_lens, node_limit,
         temperature, seeds, tau, top_k, levels, order, [c.k for c in caches], [c.v for c in caches],

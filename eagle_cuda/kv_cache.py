@@ -19,11 +19,16 @@ class KVCache(NamedTuple):
         last dimension contiguous.
     page_table: [B, max_pages] int32, or None for a contiguous cache: request b owns page b. Rows of pages
         outside [0, num_pages) are neither read nor written.
+    k_scale, v_scale: None, or [num_pages, page_size, num_kv_heads] float32, the last dimension contiguous: a
+        factor for each row and head of a cache of 1-byte elements (float8_e4m3fn, int8, uint8). `compact_kv`
+        takes such caches and moves the factors with their rows; attention and the draft refuse them.
     """
 
     k: Any
     v: Any
     page_table: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
 
     @classmethod
     def empty(
@@ -55,6 +60,14 @@ class KVCache(NamedTuple):
         )
 
 
+def refuse_scales(*caches: Any) -> None:
+    """For ops that would compute with the elements as they are."""
+    for cache in caches:
+        for name in ("k_scale", "v_scale"):
+            if getattr(cache, name, None) is not None:
+                raise ValueError(f"{name}: expected None (attention reads no scales), got a tensor")
+
+
 def compact_kv(
     caches: Sequence[KVCache],
     path: Any,
@@ -64,13 +77,14 @@ def compact_kv(
     page_table: Any = None,
     max_nodes: int,
 ) -> None:
-    """Moves the accepted nodes' rows to the end of the prefix, in place, in all layers.
+    """Moves the accepted nodes' rows, and their scales, to the end of the prefix, in place, in all layers.
 
     Row seq_lens[b] + path[b, i] goes to row seq_lens[b] + i for i = 1 .. num_accepted[b]; nothing moves where
     path[b, i] == i. Entries below i or at or beyond max_nodes are malformed: the request is left alone from
     there on.
 
-    caches: one KVCache a layer. All share one page table: `page_table`, or that of the first cache.
+    caches: one KVCache a layer, of any 1-, 2- or 4-byte dtype. All share one page table: `page_table`, or
+        that of the first cache.
     path: [B, P] int32, node indices from the root, as `verify` returns them.
     num_accepted, seq_lens: [B] int32; seq_lens as before acceptance.
     max_nodes: nodes that a tree may have, 1 to 256.
@@ -80,5 +94,13 @@ def compact_kv(
     if page_table is None and caches:
         page_table = caches[0].page_table
     _compact_kv(
-        [c.k for c in caches], [c.v for c in caches], page_table, path, num_accepted, seq_lens, max_nodes
+        [c.k for c in caches],
+        [c.v for c in caches],
+        [c.k_scale for c in caches],
+        [c.v_scale for c in caches],
+        page_table,
+        path,
+        num_accepted,
+        seq_lens,
+        max_nodes,
     )

@@ -8,6 +8,7 @@ import torch
 
 from eagle_cuda._allocate import empty, integer, shape_of
 from eagle_cuda._extension import _C
+from eagle_cuda.tree import DraftTree
 
 
 class Sampled(NamedTuple):
@@ -16,6 +17,30 @@ class Sampled(NamedTuple):
     tokens: Any  # [B, N] int32
     log_probs: Any  # [B, N] float32, log_softmax of the untouched logits at the token
     flags: Any  # [B, N] int32, 1: no logit above -inf
+
+
+class SamplingState(NamedTuple):
+    """What a request's constraints and its tokens so far do to its logits, before the temperature.
+
+    Every field is optional. This version applies none of them: one that is given is checked and then refused.
+    Order: bias, repetition, frequency and presence penalty, min_new_tokens, token_mask. A token that is not
+    allowed counts as -inf; log-probabilities stay those of the untouched logits.
+    """
+
+    prompt_counts: Any = None  # [B, V] int32, how often the prompt holds each token
+    output_counts: Any = None  # [B, V] int32, the same of the output, the root's token included
+    repetition_penalty: Any = None  # [B] float32, divides positive logits of what occurred; 1: off
+    presence_penalty: Any = None  # [B] float32, subtracted once where the output holds the token; 0: off
+    frequency_penalty: Any = None  # [B] float32, subtracted per occurrence in the output; 0: off
+    bias_tokens: Any = None  # [B, M] int32, ids outside the vocabulary are unused entries
+    bias_values: Any = None  # [B, M] float32, added to the logits of bias_tokens
+    min_new_tokens: Any = None  # [B] int32, no stop token where positions < prompt_lens + min_new_tokens
+    prompt_lens: Any = None  # [B] int32
+    stop_tokens: Any = None  # [B, S] int32, -1 unused
+    token_mask: Any = None  # [B, N, ceil(V/32)] int32, bit t % 32 of word t / 32: token t is allowed
+
+
+_NO_STATE = SamplingState()
 
 
 def sample_tokens(
@@ -29,12 +54,14 @@ def sample_tokens(
     top_p: Any = None,
     min_p: Any = None,
     top_k_top_p: str = "sequential",
+    tree: DraftTree | None = None,
+    state: SamplingState | None = None,
     out: Sampled | None = None,
 ) -> Sampled:
     """The target's token at every node: a pure function of the row's logits, parameters, seed and position.
 
-    Order: temperature, top-k, top-p, min-p, Gumbel noise, argmax; ties to the lower id. An exact sample of
-    the (restricted) softmax, equal whatever else is in the batch.
+    Order: state, temperature, top-k, top-p, min-p, Gumbel noise, argmax; ties to the lower id. An exact
+    sample of the (restricted) softmax, equal whatever else is in the batch.
 
     Args:
         logits: ``[B, N, V]`` float32, bfloat16 or float16; last dimension contiguous, outer strides free. NaN
@@ -48,10 +75,14 @@ def sample_tokens(
         min_p: ``[B]`` float32, relative to the most likely token. Not positive or NaN: off; above 1: as 1.
         top_k_top_p: "sequential": top-p measures what top-k left, renormalised; "joint": the whole
             distribution.
+        tree: whose nodes the rows are. Penalties alone read it (tokens and parents): they count a node's own
+            ancestors.
+        state: bias, penalties, shortest length and allowed tokens, applied before the temperature. This
+            version refuses every field that is given.
         out: outputs to write into.
 
     Raises:
-        ValueError: wrong dtype, rank, shape, device or layout, naming the argument.
+        ValueError: wrong dtype, rank, shape, device or layout, naming the argument; a field of `state`.
 
     Source: Gumbel-max trick; Philox-4x32-10 (Salmon et al., SC 2011); min-p (Nguyen et al., arXiv
         2407.01082).
@@ -63,6 +94,10 @@ def sample_tokens(
             empty(logits, shape, torch.float32),
             empty(logits, shape, torch.int32),
         )
+    if state is None:
+        state = _NO_STATE
+    elif not isinstance(state, SamplingState):
+        raise TypeError(f"state: expected a SamplingState, got {type(state).__name__}")
     _C.sample_tokens(
         logits,
         num_nodes,
@@ -73,9 +108,10 @@ def sample_tokens(
         seeds,
         positions,
         top_k_top_p,
-        out[0],
-        out[1],
-        out[2],
+        None if tree is None else tree.tokens,
+        None if tree is None else tree.parents,
+        *state,
+        *out,
     )
     return out
 

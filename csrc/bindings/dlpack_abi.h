@@ -8,7 +8,7 @@ namespace eagle::bindings::dlpack {
 inline constexpr uint32_t kMajorVersion = 1;
 
 enum DeviceCode : int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13 };
-enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
+enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6, kFloat8E4M3 = 10 };
 
 struct Device {
   int32_t device_type;

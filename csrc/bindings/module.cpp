@@ -3,6 +3,7 @@
 
 #include "bindings/argument_names.h"
 #include "bindings/tensor_caster.h"
+#include "eagle_cuda/device.h"
 #include "eagle_cuda/threads.h"
 
 namespace py = pybind11;
@@ -27,10 +28,17 @@ PYBIND11_MODULE(_C, m) {
     py::dict info;
     info["version"] = EAGLE_VERSION;
     info["compiler"] = EAGLE_COMPILER;
-    info["cuda"] = bool(EAGLE_WITH_CUDA);
+    info["cuda"] = *eagle::cuda_toolkit() != '\0';
+    info["cuda_toolkit"] = eagle::cuda_toolkit();
+    info["cuda_architectures"] = eagle::cuda_architectures();
     info["cpu_isa"] = eagle::cpu_isa();
     info["num_threads"] = eagle::num_threads();
     return info;
+  });
+  m.def("cuda_error", [] {
+    std::string reason;
+    eagle::bindings::without_gil([&] { reason = eagle::cuda_error(); });
+    return reason;
   });
   eagle::bindings::bind_linear(m);
   eagle::bindings::bind_draft(m);

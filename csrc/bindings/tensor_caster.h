@@ -52,8 +52,7 @@ inline void take_gil_back(PyThreadState* state) {
   }
 }
 
-// Runs `f` without the GIL. Every op is called through here, after all arguments were converted: the CUDA
-// backend makes the device of the first tensor current at this place, for the duration of `f`.
+// Runs `f` without the GIL. Every op is called through here, after all arguments were converted.
 template <class F>
 inline void without_gil(F&& f) {
   PyThreadState* const state = PyEval_SaveThread();
@@ -72,15 +71,15 @@ inline DType dtype_from_dlpack(dlpack::DataType t) {
     uint8_t code, bits;
     DType dtype;
   };
-  constexpr Row kTable[] = {{kFloat, 32, DType::kFloat32}, {kBfloat, 16, DType::kBFloat16},
-                            {kFloat, 16, DType::kFloat16}, {kInt, 32, DType::kInt32},
-                            {kInt, 64, DType::kInt64},     {kUInt, 8, DType::kUInt8},
-                            {kInt, 8, DType::kInt8},       {kBool, 8, DType::kBool}};
+  constexpr Row kTable[] = {
+      {kFloat, 32, DType::kFloat32}, {kBfloat, 16, DType::kBFloat16}, {kFloat, 16, DType::kFloat16},
+      {kInt, 32, DType::kInt32},     {kInt, 64, DType::kInt64},       {kUInt, 8, DType::kUInt8},
+      {kInt, 8, DType::kInt8},       {kBool, 8, DType::kBool},        {kFloat8E4M3, 8, DType::kFloat8E4M3}};
   for (const Row& row : kTable)
     if (row.code == t.code && row.bits == t.bits && t.lanes == 1) return row.dtype;
   constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
   throw BadTensor(
-      "expected a dtype of float32, bfloat16, float16, int32, int64, uint8, int8, bool, got " +
+      "expected a dtype of float32, bfloat16, float16, int32, int64, uint8, int8, bool, float8_e4m3fn, got " +
       (t.code < 7 ? kKinds[t.code] + std::to_string(t.bits) : "DLPack type " + std::to_string(t.code)) +
       (t.lanes == 1 ? "" : " with " + std::to_string(t.lanes) + " lanes"));
 }

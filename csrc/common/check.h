@@ -22,13 +22,13 @@ inline void check(bool ok, const Parts&... parts) {
 }
 
 inline const char* name(DType t) {
-  constexpr const char* kNames[] = {"bool",  "uint8",   "int8",    "int32",
-                                    "int64", "float32", "float16", "bfloat16"};
+  constexpr const char* kNames[] = {"bool",    "uint8",   "int8",     "int32",        "int64",
+                                    "float32", "float16", "bfloat16", "float8_e4m3fn"};
   return kNames[static_cast<int>(t)];
 }
 
 inline int64_t element_size(DType t) {
-  constexpr int64_t kSizes[] = {1, 1, 1, 4, 8, 4, 2, 2};
+  constexpr int64_t kSizes[] = {1, 1, 1, 4, 8, 4, 2, 2, 1};
   return kSizes[static_cast<int>(t)];
 }
 

@@ -1,10 +1,8 @@
-// Linked instead of csrc/cuda/**/*.cu when the CUDA backend is off: every cuda:: entry point, throwing.
+// Linked instead of csrc/cuda/**/*.cu when the CUDA backend is off: the entry point of every op with a
+// kernel, throwing.
 #include <stdexcept>
 
-#include "eagle_cuda/attention.h"
-#include "eagle_cuda/draft.h"
 #include "eagle_cuda/kv_cache.h"
-#include "eagle_cuda/linear.h"
 #include "eagle_cuda/sampling.h"
 #include "eagle_cuda/tree.h"
 #include "eagle_cuda/verify.h"
@@ -16,19 +14,9 @@ namespace eagle::cuda {
       "eagle_cuda was built without the CUDA backend; pass CPU tensors, or rebuild with EAGLE_CUDA=ON");
 }
 
-int64_t packed_weight_bytes(int64_t, int64_t, WeightFormat) { no_cuda(); }
-void pack_weight(const PackWeightParams&, CUstream_st*) { no_cuda(); }
-void unpack_weight(const UnpackWeightParams&, CUstream_st*) { no_cuda(); }
-void linear(const LinearParams&, CUstream_st*) { no_cuda(); }
-void rms_norm(const RmsNormParams&, CUstream_st*) { no_cuda(); }
-void lm_head_topk(const LmHeadTopkParams&, CUstream_st*) { no_cuda(); }
-void extend_draft(const ExtendDraftParams&, CUstream_st*) { no_cuda(); }
-void draft(const DraftParams&, CUstream_st*) { no_cuda(); }
 void expand_tree(const ExpandTreeParams&, CUstream_st*) { no_cuda(); }
 void build_tree(const BuildTreeParams&, CUstream_st*) { no_cuda(); }
 void retrieve_indices(const RetrieveIndicesParams&, CUstream_st*) { no_cuda(); }
-void append_kv(const AppendKvParams&, CUstream_st*) { no_cuda(); }
-void tree_attention(const TreeAttentionParams&, CUstream_st*) { no_cuda(); }
 void sample_tokens(const SampleTokensParams&, CUstream_st*) { no_cuda(); }
 void gumbel_noise(const GumbelNoiseParams&, CUstream_st*) { no_cuda(); }
 void verify(const VerifyParams&, CUstream_st*) { no_cuda(); }

@@ -11,7 +11,12 @@ namespace {
 
 constexpr int kMaxNodes = 256;
 
+// A cache that attention can compute with.
 void check_cache(const KVCacheView& c) {
+  check(c.dtype == DType::kFloat32 || c.dtype == DType::kBFloat16 || c.dtype == DType::kFloat16,
+        "k_cache: expected a dtype of float32, bfloat16, float16, got ", name(c.dtype));
+  check(!c.k_scale, "k_scale: expected none (attention reads no scales), got one");
+  check(!c.v_scale, "v_scale: expected none (attention reads no scales), got one");
   check(c.num_kv_heads >= 1, "k_cache: expected at least 1 key head, got ", c.num_kv_heads);
   check(c.page_size >= 1, "k_cache: expected a page size of at least 1, got ", c.page_size);
   check(c.num_pages >= 0, "k_cache: expected 0 or more pages, got ", c.num_pages);
@@ -36,6 +41,14 @@ int as_int(int64_t size, const char* what) {
 
 void copy_strides(const TensorView& t, int64_t (&strides)[3]) {
   for (int d = 0; d < 3; ++d) strides[d] = t.strides[d];
+}
+
+void expect_scale(const char* what, const TensorView& scale, const TensorView& cache) {
+  Expect(what, scale)
+      .dtype(DType::kFloat32)
+      .shape({cache.shape[0], cache.shape[1], cache.shape[2]})
+      .last_dim_contiguous()
+      .same_device(cache);
 }
 
 }  // namespace
@@ -67,9 +80,11 @@ void validate(const TreeAttentionParams& p) {
   check(std::isfinite(p.softmax_scale), "softmax_scale: expected a finite number, got ", p.softmax_scale);
 }
 
-KVCacheView kv_cache_view(TensorView k_cache, TensorView v_cache, TensorView page_table, int64_t batch_size) {
+KVCacheView kv_cache_view(TensorView k_cache, TensorView v_cache, TensorView page_table, int64_t batch_size,
+                          TensorView k_scale, TensorView v_scale) {
   Expect("k_cache", k_cache)
-      .dtype({DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+      .dtype({DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3, DType::kInt32,
+              DType::kUInt8, DType::kInt8})
       .rank(4)
       .last_dim_contiguous();
   Expect("v_cache", v_cache)
@@ -106,6 +121,18 @@ KVCacheView kv_cache_view(TensorView k_cache, TensorView v_cache, TensorView pag
     check(k_cache.shape[0] >= batch_size, "k_cache: expected a page for each of ", batch_size,
           " requests, since there is no page_table; got ", k_cache.shape[0]);
   }
+  if (k_scale.present()) {
+    expect_scale("k_scale", k_scale, k_cache);
+    view.k_scale = k_scale.as<float>();
+    view.k_scale_page_stride = k_scale.strides[0];
+    view.k_scale_row_stride = k_scale.strides[1];
+  }
+  if (v_scale.present()) {
+    expect_scale("v_scale", v_scale, v_cache);
+    view.v_scale = v_scale.as<float>();
+    view.v_scale_page_stride = v_scale.strides[0];
+    view.v_scale_row_stride = v_scale.strides[1];
+  }
   return view;
 }
 
@@ -117,6 +144,7 @@ void append_kv(TensorView q, TensorView k, TensorView v, TensorView k_cache, Ten
   const int64_t batch = q.shape[0], nodes = q.shape[1], dim = q.shape[3];
   AppendKvParams p{};
   p.cache = kv_cache_view(k_cache, v_cache, page_table, batch);
+  check_cache(p.cache);
   Expect("k_cache", k_cache).shape({-1, -1, -1, dim}).same_device(q).writable();
   Expect("v_cache", v_cache).writable();
   const int64_t kv_heads = k_cache.shape[2];
@@ -175,6 +203,7 @@ void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, Tensor
   const int64_t batch = q.shape[0], nodes = q.shape[1], heads = q.shape[2], dim = q.shape[3];
   TreeAttentionParams p{};
   p.cache = kv_cache_view(k_cache, v_cache, page_table, batch);
+  check_cache(p.cache);
   Expect("k_cache", k_cache).shape({-1, -1, -1, dim}).same_device(q);
   Expect("q", q).dtype(k_cache.dtype);
   Expect("seq_lens", seq_lens).dtype(DType::kInt32).shape({batch}).contiguous().same_device(q);

@@ -108,6 +108,12 @@ const KVCacheView* cache_views(const DraftHead& head, const std::vector<TensorVi
   return views.data();
 }
 
+void check_scales(const KVCacheView* caches, const DraftHead& head, int batch_size) {
+  for (size_t i = 0; batch_size > 0 && i < head.layers.size(); ++i)
+    check(!caches[i].k_scale && !caches[i].v_scale, "caches[", i,
+          "]: expected no scales (attention reads none)");
+}
+
 void expect_tree(const DraftTreeViews& tree, int64_t B, int64_t N, const DraftHead& head) {
   const auto expect = [&](const char* what, const TensorView& t, DType dtype) {
     Expect(what, t).dtype(dtype).shape({B, N}).contiguous().writable().on(head.backend, head.device_id);
@@ -178,6 +184,7 @@ void validate(const ExtendDraftParams& p) {
           p.row_offsets[b + 1], " after ", p.row_offsets[b]);
   check(p.row_offsets[p.batch_size] == p.num_rows, "row_offsets: expected to end at ", p.num_rows,
         " (the number of rows), got ", p.row_offsets[p.batch_size]);
+  check_scales(p.caches, *p.head, p.batch_size);
 }
 
 void validate(const DraftParams& p) {
@@ -197,6 +204,7 @@ void validate(const DraftParams& p) {
         kMaxCandidates);
   check(p.tau > 0.0f && p.tau < __builtin_inff(), "tau: expected a finite number > 0, got ", p.tau);
   check(!p.temperature || p.seeds, "seeds: expected a tensor when temperature is given, got None");
+  check_scales(p.caches, *p.head, p.batch_size);
 }
 
 DraftHead draft_head(const DraftHeadViews& v) {

@@ -1,21 +1,24 @@
 #include "eagle_cuda/sampling.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "common/check.h"
+#include "eagle_cuda/device.h"
 
 namespace eagle {
 namespace {
 
 const DType kLogitTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 
-// [B] of `dtype`, or absent.
+// An input of `shape`, or absent. One without elements says nothing: nullptr, whatever its framework points
+// to.
 template <class T>
-const T* per_request(const char* what, const TensorView& t, DType dtype, int64_t batch,
-                     const TensorView& device) {
+const T* optional(const char* what, const TensorView& t, DType dtype, std::initializer_list<int64_t> shape,
+                  const TensorView& device) {
   if (!t.present()) return nullptr;
-  Expect(what, t).dtype(dtype).shape({batch}).contiguous().same_device(device);
-  return t.as<T>();
+  Expect(what, t).dtype(dtype).shape(shape).contiguous().same_device(device);
+  return std::find(t.shape, t.shape + t.ndim, 0) == t.shape + t.ndim ? t.as<T>() : nullptr;
 }
 
 template <class T>
@@ -31,11 +34,81 @@ int size_of_dimension(const char* what, int64_t n) {
   return static_cast<int>(n);
 }
 
+// Two arguments that mean something only together.
+void check_together(const char* one, const TensorView& a, const char* other, const TensorView& b) {
+  check(a.present() || !b.present(), one, ": expected a tensor with ", other, ", got None");
+  check(b.present() || !a.present(), other, ": expected a tensor with ", one, ", got None");
+}
+
+SamplingState checked_state(const SamplingStateViews& v, const TensorView& logits) {
+  const int64_t b = logits.shape[0], n = logits.shape[1], vocab = logits.shape[2];
+  const auto integers = [&](const char* what, const TensorView& t, std::initializer_list<int64_t> shape) {
+    return optional<int32_t>(what, t, DType::kInt32, shape, logits);
+  };
+  const auto floats = [&](const char* what, const TensorView& t, std::initializer_list<int64_t> shape) {
+    return optional<float>(what, t, DType::kFloat32, shape, logits);
+  };
+  SamplingState s{};
+  s.prompt_counts = integers("state.prompt_counts", v.prompt_counts, {b, vocab});
+  s.output_counts = integers("state.output_counts", v.output_counts, {b, vocab});
+  s.repetition_penalty = floats("state.repetition_penalty", v.repetition_penalty, {b});
+  s.presence_penalty = floats("state.presence_penalty", v.presence_penalty, {b});
+  s.frequency_penalty = floats("state.frequency_penalty", v.frequency_penalty, {b});
+
+  check_together("state.bias_tokens", v.bias_tokens, "state.bias_values", v.bias_values);
+  s.bias_tokens = integers("state.bias_tokens", v.bias_tokens, {b, -1});
+  if (v.bias_tokens.present()) s.max_bias = size_of_dimension("state.bias_tokens", v.bias_tokens.shape[1]);
+  s.bias_values = floats("state.bias_values", v.bias_values, {b, s.max_bias});
+
+  check_together("state.min_new_tokens", v.min_new_tokens, "state.prompt_lens", v.prompt_lens);
+  check_together("state.min_new_tokens", v.min_new_tokens, "state.stop_tokens", v.stop_tokens);
+  s.min_new_tokens = integers("state.min_new_tokens", v.min_new_tokens, {b});
+  s.prompt_lens = integers("state.prompt_lens", v.prompt_lens, {b});
+  s.stop_tokens = integers("state.stop_tokens", v.stop_tokens, {b, -1});
+  if (v.stop_tokens.present())
+    s.num_stop_tokens = size_of_dimension("state.stop_tokens", v.stop_tokens.shape[1]);
+  s.token_mask = integers("state.token_mask", v.token_mask, {b, n, (vocab + 31) / 32});
+  return s;
+}
+
+void refuse(const char* field, const void* value) {
+  check(value == nullptr, "state.", field, ": not applied yet by this version; expected None");
+}
+
 }  // namespace
+
+void validate(const SampleTokensParams& p) {
+  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
+  check(p.max_nodes >= 0, "max_nodes: expected at least 0, got ", p.max_nodes);
+  check(p.vocab_size >= 1 && p.vocab_size <= std::numeric_limits<int32_t>::max() - 64,
+        "vocab_size: expected 1 to 2^31 - 65, got ", p.vocab_size);
+  check(p.logits_dtype == DType::kFloat32 || p.logits_dtype == DType::kBFloat16 ||
+            p.logits_dtype == DType::kFloat16,
+        "logits: expected a dtype of float32, bfloat16, float16, got ", name(p.logits_dtype));
+  const SamplingState& s = p.state;
+  refuse("prompt_counts", s.prompt_counts);
+  refuse("output_counts", s.output_counts);
+  refuse("repetition_penalty", s.repetition_penalty);
+  refuse("presence_penalty", s.presence_penalty);
+  refuse("frequency_penalty", s.frequency_penalty);
+  refuse("bias_tokens", s.bias_tokens);
+  refuse("bias_values", s.bias_values);
+  refuse("min_new_tokens", s.min_new_tokens);
+  refuse("prompt_lens", s.prompt_lens);
+  refuse("stop_tokens", s.stop_tokens);
+  refuse("token_mask", s.token_mask);
+}
+
+void validate(const GumbelNoiseParams& p) {
+  check(p.rows >= 0, "rows: expected at least 0, got ", p.rows);
+  check(p.vocab_size >= 0 && p.vocab_size <= std::numeric_limits<int32_t>::max() - 64,
+        "vocab_size: expected 0 to 2^31 - 65, got ", p.vocab_size);
+}
 
 void sample_tokens(TensorView logits, TensorView num_nodes, TensorView temperature, TensorView top_k,
                    TensorView top_p, TensorView min_p, TensorView seeds, TensorView positions,
-                   TopKTopP top_k_top_p, TensorView tokens, TensorView log_probs, TensorView flags,
+                   TopKTopP top_k_top_p, TensorView tree_tokens, TensorView tree_parents,
+                   const SamplingStateViews& state, TensorView tokens, TensorView log_probs, TensorView flags,
                    CUstream_st* stream) {
   Expect("logits", logits)
       .dtype({kLogitTypes[0], kLogitTypes[1], kLogitTypes[2]})
@@ -57,16 +130,25 @@ void sample_tokens(TensorView logits, TensorView num_nodes, TensorView temperatu
   p.logits = logits.data;
   p.logits_strides[0] = logits.strides[0];
   p.logits_strides[1] = logits.strides[1];
-  p.num_nodes = per_request<const int32_t>("num_nodes", num_nodes, DType::kInt32, b, logits);
+  p.num_nodes = optional<int32_t>("num_nodes", num_nodes, DType::kInt32, {b}, logits);
   p.temperature = temperature.as<const float>();
-  p.top_k = per_request<const int32_t>("top_k", top_k, DType::kInt32, b, logits);
-  p.top_p = per_request<const float>("top_p", top_p, DType::kFloat32, b, logits);
-  p.min_p = per_request<const float>("min_p", min_p, DType::kFloat32, b, logits);
+  p.top_k = optional<int32_t>("top_k", top_k, DType::kInt32, {b}, logits);
+  p.top_p = optional<float>("top_p", top_p, DType::kFloat32, {b}, logits);
+  p.min_p = optional<float>("min_p", min_p, DType::kFloat32, {b}, logits);
   p.seeds = seeds.as<const int64_t>();
   p.positions = positions.as<const int32_t>();
+  check_together("tree.tokens", tree_tokens, "tree.parents", tree_parents);
+  p.tree_tokens = optional<int32_t>("tree.tokens", tree_tokens, DType::kInt32, {b, n}, logits);
+  p.tree_parents = optional<int32_t>("tree.parents", tree_parents, DType::kInt32, {b, n}, logits);
+  p.state = checked_state(state, logits);
+  const bool penalties = state.repetition_penalty.present() || state.presence_penalty.present() ||
+                         state.frequency_penalty.present();
+  check(!penalties || n <= 1 || tree_tokens.present(), "tree: expected a tree with penalties over ", n,
+        " nodes, got None");
   p.tokens = tokens.as<int32_t>();
   p.log_probs = per_node<float>("log_probs", log_probs, DType::kFloat32, b, n, logits);
   p.flags = per_node<int32_t>("flags", flags, DType::kInt32, b, n, logits);
+  const DeviceGuard guard(logits);
   logits.device == DeviceType::kCPU ? cpu::sample_tokens(p) : cuda::sample_tokens(p, stream);
 }
 
@@ -82,6 +164,7 @@ void gumbel_noise(TensorView seeds, TensorView positions, TensorView out, CUstre
   p.seeds = seeds.as<const int64_t>();
   p.positions = positions.as<const int32_t>();
   p.out = out.as<float>();
+  const DeviceGuard guard(seeds);
   seeds.device == DeviceType::kCPU ? cpu::gumbel_noise(p) : cuda::gumbel_noise(p, stream);
 }
 

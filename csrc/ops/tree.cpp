@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/check.h"
+#include "eagle_cuda/device.h"
 
 namespace eagle {
 namespace {
@@ -37,6 +38,33 @@ int checked_int(const char* what, int64_t n, int64_t limit = std::numeric_limits
 
 }  // namespace
 
+void validate(const ExpandTreeParams& p) {
+  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
+  check(p.top_k >= 1 && p.top_k <= kMaxTopK, "top_k: expected 1 to ", kMaxTopK, ", got ", p.top_k);
+  check(p.levels >= 1, "levels: expected at least 1, got ", p.levels);
+  check(p.top_k == 1 || p.levels <= kMaxBranchingLevels, "levels: expected at most ", kMaxBranchingLevels,
+        " where top_k > 1, got ", p.levels);
+  check(num_candidates(p.top_k, p.levels) <= kMaxCandidates, "levels: expected at most ", kMaxCandidates,
+        " candidates (top_k + (levels - 1) top_k^2), got ", num_candidates(p.top_k, p.levels));
+  check(p.level >= 1 && p.level <= p.levels, "level: expected 1 to ", p.levels, ", got ", p.level);
+}
+
+void validate(const RetrieveIndicesParams& p) {
+  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
+  check(p.max_nodes >= 0 && p.max_nodes <= kMaxTreeNodes, "max_nodes: expected 0 to ", kMaxTreeNodes,
+        ", got ", p.max_nodes);
+  check(p.max_leaves >= 0, "max_leaves: expected at least 0, got ", p.max_leaves);
+  check(p.max_path >= 0, "max_path: expected at least 0, got ", p.max_path);
+}
+
+void validate(const BuildTreeParams& p) {
+  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
+  check(p.num_candidates >= 0 && p.num_candidates <= kMaxCandidates, "num_candidates: expected 0 to ",
+        kMaxCandidates, ", got ", p.num_candidates);
+  check(p.max_nodes >= 1 && p.max_nodes <= kMaxTreeNodes, "max_nodes: expected 1 to ", kMaxTreeNodes,
+        ", got ", p.max_nodes);
+}
+
 void expand_tree(TensorView tokens, TensorView log_probs, int level, int levels, TensorView num_accepted,
                  TensorView candidate_tokens, TensorView candidate_scores, TensorView candidate_parents,
                  TensorView beam_candidates, TensorView beam_scores, TensorView beam_tokens,
@@ -63,6 +91,7 @@ void expand_tree(TensorView tokens, TensorView log_probs, int level, int levels,
   p.beam_tokens = on.output<int32_t>("beam_tokens", beam_tokens, kInt, {b, k});
   p.beam_rows = on.output<int32_t>("beam_rows", beam_rows, kInt, {b, k});
   p.beam_mask = on.output<int32_t>("beam_mask", beam_mask, kInt, {b, k, mask_words(levels * k)});
+  const DeviceGuard guard(tokens);
   tokens.device == DeviceType::kCPU ? cpu::expand_tree(p) : cuda::expand_tree(p, stream);
 }
 
@@ -93,6 +122,7 @@ void build_tree(TensorView root_tokens, TensorView candidate_tokens, TensorView 
   p.tree.first_child = on.output<int32_t>("tree.first_child", tree.first_child, kInt, {b, n});
   p.tree.next_sibling = on.output<int32_t>("tree.next_sibling", tree.next_sibling, kInt, {b, n});
   if (selected.present()) p.selected = on.output<int32_t>("selected", selected, kInt, {b, n});
+  const DeviceGuard guard(root_tokens);
   root_tokens.device == DeviceType::kCPU ? cpu::build_tree(p) : cuda::build_tree(p, stream);
 }
 
@@ -110,6 +140,7 @@ void retrieve_indices(TensorView parents, TensorView num_nodes, TensorView retri
   p.max_leaves = checked_int("retrieve_indices", retrieve_indices.shape[1]);
   p.max_path = checked_int("retrieve_indices", retrieve_indices.shape[2]);
   p.num_leaves = on.output<int32_t>("num_leaves", num_leaves, kInt, {b});
+  const DeviceGuard guard(parents);
   parents.device == DeviceType::kCPU ? cpu::retrieve_indices(p) : cuda::retrieve_indices(p, stream);
 }
 

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "common/check.h"
+#include "eagle_cuda/device.h"
 
 namespace eagle {
 namespace {
@@ -20,6 +21,13 @@ int32_t* per_request(const char* what, const TensorView& t, int64_t batch, const
 }
 
 }  // namespace
+
+void validate(const VerifyParams& p) {
+  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
+  check(p.max_nodes >= 0, "max_nodes: expected at least 0, got ", p.max_nodes);
+  check(p.max_path >= 1, "max_path: expected at least 1, got ", p.max_path);
+  check(p.num_stop_tokens >= 0, "num_stop_tokens: expected at least 0, got ", p.num_stop_tokens);
+}
 
 void verify(TensorView tokens, TensorView first_child, TensorView next_sibling, TensorView num_nodes,
             TensorView target_tokens, TensorView seq_lens, TensorView stop_tokens, TensorView budget,
@@ -59,6 +67,7 @@ void verify(TensorView tokens, TensorView first_child, TensorView next_sibling, 
   p.next_tokens = per_request("next_tokens", next_tokens, b, tokens);
   p.finished = per_request("finished", finished, b, tokens);
   p.new_seq_lens = per_request("new_seq_lens", new_seq_lens, b, tokens);
+  const DeviceGuard guard(tokens);
   tokens.device == DeviceType::kCPU ? cpu::verify(p) : cuda::verify(p, stream);
 }
 

@@ -23,15 +23,17 @@ inline int64_t cache_page(const KVCacheView& cache, int64_t request, int64_t pag
 struct CacheRow {
   char* k;  // nullptr: missing
   char* v;
+  int64_t page, slot;
 };
 
 inline CacheRow cache_row(const KVCacheView& cache, int64_t request, int64_t row) {
-  if (row < 0 || row >= cache_capacity(cache)) return {nullptr, nullptr};
+  if (row < 0 || row >= cache_capacity(cache)) return {};
   const int64_t page = cache_page(cache, request, row / cache.page_size), slot = row % cache.page_size;
-  if (page < 0) return {nullptr, nullptr};
+  if (page < 0) return {};
   const int64_t size = element_size(cache.dtype);
   return {static_cast<char*>(cache.k) + (page * cache.k_page_stride + slot * cache.k_row_stride) * size,
-          static_cast<char*>(cache.v) + (page * cache.v_page_stride + slot * cache.v_row_stride) * size};
+          static_cast<char*>(cache.v) + (page * cache.v_page_stride + slot * cache.v_row_stride) * size, page,
+          slot};
 }
 
 // Calls f(index, count, k, v) for runs of rows that lie at a fixed stride; `index` counts from `begin`, k and

@@ -20,6 +20,14 @@ void move_row(char* to, const char* from, int64_t head_stride, int heads, int64_
     std::memmove(to + head * head_stride, from + head * head_stride, static_cast<size_t>(bytes));
 }
 
+void move_scales(const KVCacheView& cache, float* scale, int64_t page_stride, int64_t row_stride, CacheRow to,
+                 CacheRow from) {
+  if (!scale) return;
+  std::memmove(scale + to.page * page_stride + to.slot * row_stride,
+               scale + from.page * page_stride + from.slot * row_stride,
+               static_cast<size_t>(cache.num_kv_heads) * sizeof(float));
+}
+
 void compact_request(const CompactKvParams& p, const KVCacheView& cache, int b) {
   const int64_t size = element_size(cache.dtype);
   const int32_t* path = p.path + int64_t{b} * p.max_path;
@@ -33,6 +41,8 @@ void compact_request(const CompactKvParams& p, const KVCacheView& cache, int b) 
     if (!from.k || !to.k) continue;
     move_row(to.k, from.k, cache.k_head_stride * size, cache.num_kv_heads, cache.head_dim * size);
     move_row(to.v, from.v, cache.v_head_stride * size, cache.num_kv_heads, cache.head_dim * size);
+    move_scales(cache, cache.k_scale, cache.k_scale_page_stride, cache.k_scale_row_stride, to, from);
+    move_scales(cache, cache.v_scale, cache.v_scale_page_stride, cache.v_scale_row_stride, to, from);
   }
 }
 

@@ -2,18 +2,11 @@
 #include <algorithm>
 #include <limits>
 
-#include "common/check.h"
 #include "cpu/parallel.h"
 #include "cpu/sampling/row_kernels.h"
 #include "eagle_cuda/sampling.h"
 
 namespace eagle {
-
-void validate(const GumbelNoiseParams& p) {
-  check(p.rows >= 0, "rows: expected at least 0, got ", p.rows);
-  check(p.vocab_size >= 0 && p.vocab_size <= std::numeric_limits<int32_t>::max() - 64,
-        "vocab_size: expected 0 to 2^31 - 65, got ", p.vocab_size);
-}
 
 void cpu::gumbel_noise(const GumbelNoiseParams& p) {
   validate(p);

@@ -1,5 +1,6 @@
 #pragma once
 // Included once per instruction set; everything here has internal linkage. Blocks vectorise.
+#include "common/exp_sum.h"
 #include "common/numeric.h"
 #include "common/philox.h"
 #include "cpu/sampling/row_kernels.h"
@@ -62,23 +63,21 @@ ScoredToken argmax(DType dtype, const void* logits, int64_t n) {
   return result;
 }
 
-double sum_exp(DType dtype, const void* logits, int64_t n, float max) {
-  constexpr int64_t kSpan = 64 * kRowBlock;  // fp32 within a span, fp64 beyond
-  double total = 0;
+float log_sum_exp(DType dtype, const void* logits, int64_t n, float max) {
+  alignas(64) float lane_max[kExpSumLanes], lane_sum[kExpSumLanes];
+  const int64_t lanes = n < kExpSumLanes ? n : kExpSumLanes;
+  for (int64_t j = 0; j < lanes; ++j) lane_max[j] = kLowestFloat, lane_sum[j] = 0.0f;
   by_dtype(dtype, logits, [&](const auto* l) {
-    for (int64_t begin = 0; begin < n; begin += kSpan) {
-      const int64_t end = begin + kSpan < n ? begin + kSpan : n;
-      alignas(64) float sum[kRowBlock] = {};
-      int64_t i = begin;
-      for (; i + kRowBlock <= end; i += kRowBlock)
-        for (int64_t j = 0; j < kRowBlock; ++j) sum[j] += exp_f32(usable(to_float(l[i + j])) - max);
-      for (int64_t j = 0; i + j < end; ++j) sum[j] += exp_f32(usable(to_float(l[i + j])) - max);
-      for (int64_t half = kRowBlock / 2; half > 0; half /= 2)
-        for (int64_t j = 0; j < half; ++j) sum[j] += sum[j + half];
-      total += double(sum[0]);
+    for (int64_t begin = 0; begin < n; begin += lanes) {
+      const int64_t count = n - begin < lanes ? n - begin : lanes;
+      for (int64_t j = 0; j < count; ++j)
+        exp_sum_add(lane_max[j], lane_sum[j], usable(to_float(l[begin + j])));
     }
   });
-  return total;
+  const float scale = exp_sum_scale(n);
+  int64_t total = 0;
+  for (int64_t j = 0; j < lanes; ++j) total += exp_sum_fixed(lane_max[j], lane_sum[j], max, scale);
+  return log_f32(float(double(total) / double(scale)));
 }
 
 void scale(DType dtype, const void* logits, int64_t n, float temperature, float z_max, float* z, float* e) {
@@ -175,7 +174,7 @@ void gumbel_row(uint64_t seed, int32_t position, int64_t n, float* out) {
   }
 }
 
-constexpr RowKernels kTable{argmax, sum_exp, scale, block_max, mass, keep, noise_argmax, gumbel_row};
+constexpr RowKernels kTable{argmax, log_sum_exp, scale, block_max, mass, keep, noise_argmax, gumbel_row};
 
 }  // namespace
 }  // namespace eagle::cpu

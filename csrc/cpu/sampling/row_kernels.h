@@ -20,8 +20,9 @@ struct RowKernels {
   // Largest logit and the lowest token that has it; NaN counts as -inf. No logit above -inf: {-inf, 0}.
   ScoredToken (*argmax)(DType dtype, const void* logits, int64_t n);
 
-  // Sum over the row of exp(logit - max), NaN logits counting as -inf. `max` is finite.
-  double (*sum_exp)(DType dtype, const void* logits, int64_t n, float max);
+  // log of the sum over the row of exp(logit - max) as common/exp_sum.h defines it, NaN logits counting as
+  // -inf. `max`, the largest logit, is finite.
+  float (*log_sum_exp)(DType dtype, const void* logits, int64_t n, float max);
 
   // z = logits / temperature with NaN as -inf and -0 as 0; e = exp(z - z_max), z_max finite. Padding: z -inf,
   // e 0.

@@ -11,19 +11,7 @@
 #include "cpu/scratch.h"
 #include "eagle_cuda/sampling.h"
 
-namespace eagle {
-
-void validate(const SampleTokensParams& p) {
-  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
-  check(p.max_nodes >= 0, "max_nodes: expected at least 0, got ", p.max_nodes);
-  check(p.vocab_size >= 1 && p.vocab_size <= std::numeric_limits<int32_t>::max() - 64,
-        "vocab_size: expected 1 to 2^31 - 65, got ", p.vocab_size);
-  check(p.logits_dtype == DType::kFloat32 || p.logits_dtype == DType::kBFloat16 ||
-            p.logits_dtype == DType::kFloat16,
-        "logits: expected a dtype of float32, bfloat16, float16, got ", name(p.logits_dtype));
-}
-
-namespace cpu {
+namespace eagle::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -81,8 +69,7 @@ int32_t sample_row(const SampleTokensParams& p, const void* logits, const Settin
 // log_softmax of the untouched logits at `token`; at most 0, and -inf where it is not a number.
 float log_prob(const SampleTokensParams& p, const void* logits, float max, float logit) {
   if (!std::isfinite(max)) return -kInfinity;
-  const double sum = row_kernels().sum_exp(p.logits_dtype, logits, p.vocab_size, max);
-  const float value = (logit - max) - log_f32(static_cast<float>(sum));
+  const float value = (logit - max) - row_kernels().log_sum_exp(p.logits_dtype, logits, p.vocab_size, max);
   return value <= 0.0f ? value : (value > 0.0f ? 0.0f : -kInfinity);
 }
 
@@ -121,5 +108,4 @@ void sample_tokens(const SampleTokensParams& p) {
   });
 }
 
-}  // namespace cpu
-}  // namespace eagle
+}  // namespace eagle::cpu

@@ -2,23 +2,12 @@
 #include <algorithm>
 #include <limits>
 
-#include "common/check.h"
 #include "common/numeric.h"
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
 #include "eagle_cuda/tree.h"
 
-namespace eagle {
-
-void validate(const BuildTreeParams& p) {
-  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
-  check(p.num_candidates >= 0 && p.num_candidates <= kMaxCandidates, "num_candidates: expected 0 to ",
-        kMaxCandidates, ", got ", p.num_candidates);
-  check(p.max_nodes >= 1 && p.max_nodes <= kMaxTreeNodes, "max_nodes: expected 1 to ", kMaxTreeNodes,
-        ", got ", p.max_nodes);
-}
-
-namespace cpu {
+namespace eagle::cpu {
 namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -140,5 +129,4 @@ void build_tree(const BuildTreeParams& p) {
   });
 }
 
-}  // namespace cpu
-}  // namespace eagle
+}  // namespace eagle::cpu

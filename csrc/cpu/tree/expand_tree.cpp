@@ -3,24 +3,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "common/check.h"
 #include "cpu/parallel.h"
 #include "eagle_cuda/tree.h"
 
-namespace eagle {
-
-void validate(const ExpandTreeParams& p) {
-  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
-  check(p.top_k >= 1 && p.top_k <= kMaxTopK, "top_k: expected 1 to ", kMaxTopK, ", got ", p.top_k);
-  check(p.levels >= 1, "levels: expected at least 1, got ", p.levels);
-  check(p.top_k == 1 || p.levels <= kMaxBranchingLevels, "levels: expected at most ", kMaxBranchingLevels,
-        " where top_k > 1, got ", p.levels);
-  check(num_candidates(p.top_k, p.levels) <= kMaxCandidates, "levels: expected at most ", kMaxCandidates,
-        " candidates (top_k + (levels - 1) top_k^2), got ", num_candidates(p.top_k, p.levels));
-  check(p.level >= 1 && p.level <= p.levels, "level: expected 1 to ", p.levels, ", got ", p.level);
-}
-
-namespace cpu {
+namespace eagle::cpu {
 namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -30,6 +16,7 @@ constexpr int kMaxBeamMaskWords = 1024;  // top_k mask_words(levels top_k) for e
 float clamped(float log_prob) {
   return log_prob <= 0.0f ? log_prob : (log_prob > 0.0f ? 0.0f : kNegativeInfinity);
 }
+// A parent of score NaN, or a sum of infinities.
 float usable(float score) { return score == score ? score : kNegativeInfinity; }
 
 void expand_request(const ExpandTreeParams& p, int64_t request) {
@@ -49,10 +36,10 @@ void expand_request(const ExpandTreeParams& p, int64_t request) {
   int best[kMaxTopK];
   int kept = 0;
   for (int row = 0; row < rows; ++row) {
-    const float parent_score = p.level == 1 ? 0.0f : usable(beam_scores[row]);
+    const float parent_score = p.level == 1 ? 0.0f : beam_scores[row];
     const int32_t parent = p.level == 1 ? -1 : beam_candidates[row];
     for (int i = row * k; i < (row + 1) * k; ++i) {
-      const float score = parent_score + clamped(log_probs[i]);
+      const float score = usable(parent_score + clamped(log_probs[i]));
       candidate_tokens[i] = tokens[i];
       candidate_scores[i] = score;
       candidate_parents[i] = parent;
@@ -92,5 +79,4 @@ void expand_tree(const ExpandTreeParams& p) {
   });
 }
 
-}  // namespace cpu
-}  // namespace eagle
+}  // namespace eagle::cpu

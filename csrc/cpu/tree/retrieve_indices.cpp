@@ -1,18 +1,9 @@
 // Parents -> EAGLE's retrieve_indices.
 #include <algorithm>
 
-#include "common/check.h"
 #include "eagle_cuda/tree.h"
 
 namespace eagle {
-
-void validate(const RetrieveIndicesParams& p) {
-  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
-  check(p.max_nodes >= 0 && p.max_nodes <= kMaxTreeNodes, "max_nodes: expected 0 to ", kMaxTreeNodes,
-        ", got ", p.max_nodes);
-  check(p.max_leaves >= 0, "max_leaves: expected at least 0, got ", p.max_leaves);
-  check(p.max_path >= 0, "max_path: expected at least 0, got ", p.max_path);
-}
 
 void cpu::retrieve_indices(const RetrieveIndicesParams& p) {
   validate(p);

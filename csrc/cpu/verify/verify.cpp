@@ -2,20 +2,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "common/check.h"
 #include "cpu/parallel.h"
 #include "eagle_cuda/verify.h"
 
-namespace eagle {
-
-void validate(const VerifyParams& p) {
-  check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
-  check(p.max_nodes >= 0, "max_nodes: expected at least 0, got ", p.max_nodes);
-  check(p.max_path >= 1, "max_path: expected at least 1, got ", p.max_path);
-  check(p.num_stop_tokens >= 0, "num_stop_tokens: expected at least 0, got ", p.num_stop_tokens);
-}
-
-namespace cpu {
+namespace eagle::cpu {
 namespace {
 
 constexpr int32_t kStopToken = 1, kLength = 2;
@@ -73,5 +63,4 @@ void verify(const VerifyParams& p) {
   });
 }
 
-}  // namespace cpu
-}  // namespace eagle
+}  // namespace eagle::cpu

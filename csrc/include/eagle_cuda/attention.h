@@ -28,6 +28,13 @@ struct KVCacheView {
   const int32_t* page_table;  // [B, max_pages] or nullptr
   int max_pages;
   int64_t page_table_stride;  // elements between the rows of two requests
+
+  // One factor a row and head, as a cache of 1-byte elements has them; each may be nullptr. compact_kv moves
+  // them with their rows; append_kv, tree_attention and the draft refuse them, and 1-byte elements.
+  float* k_scale;  // [num_pages, page_size, num_kv_heads]  heads adjacent
+  float* v_scale;
+  int64_t k_scale_page_stride, k_scale_row_stride;  // elements
+  int64_t v_scale_page_stride, v_scale_row_stride;
 };
 
 // Optional qk-norm, RoPE on q and k, then k and v are written at row seq_lens[b] + i of the cache.
@@ -99,8 +106,10 @@ void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, Tensor
                     TensorView seq_lens, TensorView num_nodes, TensorView mask, float softmax_scale,
                     int window, TensorView out, TensorView lse, CUstream_st* stream);
 
-// Checks a pair of caches and an optional page table of B requests, and describes them. For the tensor forms
-// of every op that takes a cache.
-KVCacheView kv_cache_view(TensorView k_cache, TensorView v_cache, TensorView page_table, int64_t batch_size);
+// Checks a pair of caches of 1-, 2- or 4-byte elements, an optional page table of B requests and optional
+// scales, and describes them. For the tensor forms of every op that takes a cache; which dtypes an op
+// computes with, and whether it reads scales, is its own affair.
+KVCacheView kv_cache_view(TensorView k_cache, TensorView v_cache, TensorView page_table, int64_t batch_size,
+                          TensorView k_scale = {}, TensorView v_scale = {});
 
 }  // namespace eagle

@@ -9,7 +9,35 @@ namespace eagle {
 
 enum class TopKTopP : uint8_t { kSequential, kJoint };
 
-// Order: temperature, top-k, top-p, min-p, noise, argmax (NUMERICS.md, choosing a token). With z = l / T and
+// What a request's constraints and its tokens so far do to its logits, before the temperature. Every array
+// may be nullptr: off. In this order, for a token x with the logit l:
+//   bias: l += bias_values of every entry whose id is x; ids outside [0, V) are unused entries.
+//   repetition penalty r: where x occurs in the prompt or the output, l = l > 0 ? l / r : l * r. 1: off.
+//   frequency and presence penalty: l -= frequency * count of x in the output; l -= presence where that
+//     count is above 0. 0: off.
+//   min_new_tokens: a stop token is not allowed where positions < prompt_lens + min_new_tokens.
+//   token_mask: x is allowed where bit x % 32 of word x / 32 is set (the layout of xgrammar).
+// The output at a node is what output_counts holds, the tokens of the node's ancestors below the root, and
+// the node's own. A token that is not allowed counts as -inf. If no allowed token has a logit above -inf, the
+// lowest allowed id is returned (0 if there is none) and the row is flagged.
+struct SamplingState {
+  int max_bias;         // M
+  int num_stop_tokens;  // S
+
+  const int32_t* prompt_counts;     // [B, V]
+  const int32_t* output_counts;     // [B, V]  up to and with the root
+  const float* repetition_penalty;  // [B]
+  const float* presence_penalty;    // [B]
+  const float* frequency_penalty;   // [B]
+  const int32_t* bias_tokens;       // [B, M]  with bias_values
+  const float* bias_values;         // [B, M]  may be infinite
+  const int32_t* min_new_tokens;    // [B]  with prompt_lens and stop_tokens
+  const int32_t* prompt_lens;       // [B]
+  const int32_t* stop_tokens;       // [B, S]  -1 unused
+  const int32_t* token_mask;        // [B, N, ceil(V/32)]
+};
+
+// Order: the state, temperature, top-k, top-p, min-p, noise, argmax. With z = l / T and
 // w_i = uint64(exp(z_i - max z) * 2^32):
 //   top-k: the k largest z, ties to the lower id. top_k <= 0 or >= V: off.
 //   top-p: in order (z descending, id ascending), token i stays while the mass before it is <
@@ -21,6 +49,7 @@ enum class TopKTopP : uint8_t { kSequential, kJoint };
 // temperature < 1e-5 or NaN: argmax of l, nothing else is applied. NaN in top_p or min_p: off; min_p > 1
 // counts as 1. NaN logits count as -inf. If no logit is above -inf, token 0 is returned and the row is
 // flagged.
+// This version applies no field of the state: validate() refuses a present one.
 struct SampleTokensParams {
   int batch_size;      // B
   int max_nodes;       // N, rows of logits per request
@@ -38,8 +67,14 @@ struct SampleTokensParams {
   const int64_t* seeds;      // [B]  bits of the 64-bit seed
   const int32_t* positions;  // [B, N]  absolute index of the token to be produced
 
+  // The tree whose nodes the rows are: who a node's ancestors are. Only penalties ask for it.
+  const int32_t* tree_tokens;   // [B, N] or nullptr
+  const int32_t* tree_parents;  // [B, N] or nullptr
+  SamplingState state;
+
   int32_t* tokens;   // [B, N]
-  float* log_probs;  // [B, N]  log_softmax of the untouched logits at the token; may be nullptr
+  float* log_probs;  // [B, N]  log_softmax of the untouched logits at the token, its sum in one pass as
+                     // common/exp_sum.h defines it; may be nullptr
   int32_t* flags;    // [B, N]  1: no usable logit; may be nullptr
 };
 
@@ -65,10 +100,16 @@ void sample_tokens(const SampleTokensParams& p, CUstream_st* stream);
 void gumbel_noise(const GumbelNoiseParams& p, CUstream_st* stream);
 }  // namespace cuda
 
-// Tensor forms. `num_nodes`, `top_k`, `top_p`, `min_p`, `log_probs`, `flags` may be absent.
+// Tensor forms. `num_nodes`, `top_k`, `top_p`, `min_p`, the tree, every view of the state, `log_probs` and
+// `flags` may be absent. Penalties over more than one node per request need the tree.
+struct SamplingStateViews {
+  TensorView prompt_counts, output_counts, repetition_penalty, presence_penalty, frequency_penalty;
+  TensorView bias_tokens, bias_values, min_new_tokens, prompt_lens, stop_tokens, token_mask;
+};
 void sample_tokens(TensorView logits, TensorView num_nodes, TensorView temperature, TensorView top_k,
                    TensorView top_p, TensorView min_p, TensorView seeds, TensorView positions,
-                   TopKTopP top_k_top_p, TensorView tokens, TensorView log_probs, TensorView flags,
+                   TopKTopP top_k_top_p, TensorView tree_tokens, TensorView tree_parents,
+                   const SamplingStateViews& state, TensorView tokens, TensorView log_probs, TensorView flags,
                    CUstream_st* stream);
 void gumbel_noise(TensorView seeds, TensorView positions, TensorView out, CUstream_st* stream);
 

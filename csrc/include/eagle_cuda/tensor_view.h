@@ -7,7 +7,17 @@ struct CUstream_st;  // cudaStream_t, without including CUDA headers
 
 namespace eagle {
 
-enum class DType : uint8_t { kBool, kUInt8, kInt8, kInt32, kInt64, kFloat32, kFloat16, kBFloat16 };
+enum class DType : uint8_t {
+  kBool,
+  kUInt8,
+  kInt8,
+  kInt32,
+  kInt64,
+  kFloat32,
+  kFloat16,
+  kBFloat16,
+  kFloat8E4M3  // finite values and NaN, no infinity (OCP e4m3fn)
+};
 enum class DeviceType : uint8_t { kCPU, kCUDA };
 
 struct TensorView {

@@ -48,7 +48,7 @@ struct ExpandTreeParams {
   const int32_t* num_accepted;  // [B] or nullptr; < 0: the request is absent, its rows are left alone
 
   int32_t* candidate_tokens;   // [B, C]  this level's slice is written
-  float* candidate_scores;     // [B, C]  parent's score + log_prob, fp32
+  float* candidate_scores;     // [B, C]  parent's score + min(log_prob, 0), fp32; NaN is stored as -inf
   int32_t* candidate_parents;  // [B, C]  flat index of the parent candidate, -1 for the root
 
   int32_t* beam_candidates;  // [B, K]  in: the rows' flat indices (level > 1); out: the K best of this level
