@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-full bench format check-format gpu-check clean distclean
+.PHONY: help setup build simt demo test test-full test-simt bench format check-format gpu-check clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,12 +11,14 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 help:
 	@echo "make demo        generate with SmolLM2-135M and the shipped EAGLE-3 head, and compare with plain decoding"
-	@echo "make test        build, then the tests (minutes)"
-	@echo "make test-full   build, then the larger sweeps only"
+	@echo "make test        build, then the tests, and those of the CUDA kernels under the emulator too (minutes)"
+	@echo "make test-full   build, then the larger sweeps only, and the emulator's under more schedules"
+	@echo "make test-simt   build, then the tests of the CUDA kernels under the emulator only"
 	@echo "make bench       build, then the benchmarks, into benchmarks/results/"
 	@echo "make build       set up .venv and build the native module in place"
+	@echo "make simt        build the modules whose CUDA kernels run under the emulator (tests/simt)"
 	@echo "make format      clang-format and ruff over everything (check-format: only look)"
-	@echo "make gpu-check   state of the CUDA backend on this machine"
+	@echo "make gpu-check   whether the CUDA kernels do on this machine's GPU what they do under the emulator"
 	@echo "make clean       remove build products (distclean: .venv and .cache too)"
 
 # The stamp's name carries a checksum of what it depends on, so a checkout of an older state sets up again.
@@ -33,14 +35,28 @@ $(VENV)/.installed: $(READY) setup.py pyproject.toml
 build: $(VENV)/.installed
 	@$(BIN)/python setup.py --quiet build_ext --inplace
 
+# In the folder of `make build`, so that everything but the kernels is compiled once.
+BUILD = build/$(shell $(BIN)/python -c "import sys, sysconfig; print(sys.implementation.cache_tag + '-' + sysconfig.get_platform())")
+
+simt: build
+	@$(BIN)/cmake -S . -B $(BUILD) -DEAGLE_SIMT=ON --log-level=NOTICE >/dev/null
+	@$(BIN)/cmake --build $(BUILD) --target simt_fast simt_checked selftest_fast selftest_checked ptx_conformance
+
 demo: build
 	@$(BIN)/eagle-cuda demo
 
-test: build
-	@$(BIN)/python -m pytest -q -m "not full" $(ARGS)
+SIMT_TESTS = $(BIN)/python tools/simt_tests.py
 
-test-full: build
+test: build simt
+	@$(BIN)/python -m pytest -q -m "not full" $(ARGS)
+	@$(SIMT_TESTS) fast checked:1 -- -m "not full" $(ARGS)
+
+test-full: build simt
 	@$(BIN)/python -m pytest -q -m full $(ARGS)
+	@$(SIMT_TESTS) checked:1:20 checked:2:50 checked:3:200 -- $(ARGS)
+
+test-simt: build simt
+	@$(SIMT_TESTS) fast checked:1 -- -m "not full" $(ARGS)
 
 bench: build
 	@for bench in benchmarks/bench_*.py benchmarks/end_to_end.py; do echo "== $$bench"; $(BIN)/python $$bench; done
@@ -51,8 +67,9 @@ format: $(READY)
 check-format: $(READY)
 	@$(BIN)/python tools/format.py --check
 
-gpu-check: build
-	@$(BIN)/python tools/gpu_check.py
+# Where a GPU is there may be no network to set up .venv: any python that has torch will do, and it builds for itself.
+gpu-check:
+	@"$${GPU_PYTHON:-$$(command -v python || command -v python3)}" tools/gpu_check.py $(ARGS)
 
 clean:
 	@rm -rf build dist *.egg-info eagle_cuda/_C*.so $(VENV)/.installed

@@ -93,7 +93,7 @@ class ScriptedTarget:
         count = len(tokens)
         self._prompt_length[int(tokens[0])] = count
         depths = torch.arange(count)[None]
-        rows = [KVCache(k[request : request + 1], v[request : request + 1]) for k, v, _ in cache]
+        rows = [KVCache(k[request : request + 1], v[request : request + 1]) for k, v, *_ in cache]
         output = self.forward(
             torch.as_tensor(tokens)[None], seq_lens=torch.tensor([start]), depths=depths, mask=depths,
             num_nodes=torch.tensor([count]), cache=rows, feature_layers=feature_layers,

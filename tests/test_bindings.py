@@ -243,7 +243,7 @@ BAD_CAPSULES = {
     "future version": (Handmade(version=(2, 0)), "expected DLPack version 1, got 2"),
     "null": (Handmade(data=0), "expected data, got a null pointer for 12 elements"),
     "vector elements": (Handmade(dtype=(2, 32, 4)), "got float32 with 4 lanes"),
-    "float8": (Handmade(dtype=(10, 8, 1)), "got DLPack type 10"),
+    "float8_e5m2": (Handmade(dtype=(12, 8, 1)), "got DLPack type 12"),
     "other device": (Handmade(device=(7, 0)), "DLPack device type 7"),
     "cuda": (Handmade(device=(2, 1)), None),
     "negative stride": (Handmade(strides=(-4, 1)), "expected strides of 0 or more, got -4 in dimension 0"),
@@ -338,6 +338,8 @@ def test_element_of_a_list_is_named():
         _C.compact_kv(
             k_caches=[cache, 3],
             v_caches=[cache, cache],
+            k_scales=[],
+            v_scales=[],
             page_table=None,
             path=torch.zeros(1, 2, dtype=torch.int32),
             num_accepted=one,
@@ -367,7 +369,7 @@ def native_functions() -> dict[str, list[tuple[str, str]]]:
             continue
         signature = (function.__doc__ or "").splitlines()[0]
         arguments = re.match(r"\w+\((.*)\) ->", signature)
-        parts = re.findall(r"(\w+): ((?:[^,\[]|\[[^\]]*\])+)", arguments.group(1)) if arguments else []
+        parts = re.findall(r"([\w.]+): ((?:[^,\[]|\[[^\]]*\])+)", arguments.group(1)) if arguments else []
         if any("Tensor" in kind for _, kind in parts):
             found[name] = [(argument, kind.split(" = ")[0].strip()) for argument, kind in parts]
     return found

@@ -47,7 +47,7 @@ def test_the_extension_exports_its_entry_only():
 
 
 def objects(suffix: str) -> list[Path]:
-    return sorted((build_folder() / "CMakeFiles/eagle_cuda.dir/csrc/cpu").rglob(f"*{suffix}.cpp.o"))
+    return sorted((build_folder() / "CMakeFiles/eagle_host.dir/csrc/cpu").rglob(f"*{suffix}.cpp.o"))
 
 
 @pytest.mark.parametrize("suffix", ["_avx2", "_avx512", "_avx512_bf16"])
@@ -110,7 +110,8 @@ def test_thread_pool_under_thread_sanitizer(tmp_path):
 
 @pytest.mark.full
 def test_wheel_holds_everything(tmp_path):
-    # In the checkout, where the objects are built already; without what an earlier wheel may have left.
+    # In the checkout, where the objects are built already, for the GPU of a build in place on a machine that
+    # has none; without what an earlier wheel may have left.
     for stale in (ROOT / "build").glob("lib*"):
         shutil.rmtree(stale)
     run(
@@ -124,6 +125,7 @@ def test_wheel_holds_everything(tmp_path):
         tmp_path,
         ".",
         cwd=ROOT,
+        env={**os.environ, "EAGLE_CUDA_ARCHITECTURES": "90a-real"},
     )
     wheel = next(tmp_path.glob("eagle_cuda-*.whl"))
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -141,8 +143,11 @@ def test_wheel_holds_everything(tmp_path):
     assert not any(name.startswith(("tests", "benchmarks", "csrc")) for name in names)
     unpacked = tmp_path / "unpacked"
     zipfile.ZipFile(wheel).extractall(unpacked)
-    code = "import eagle_cuda as e, eagle_decode; print(e.__file__, e.build_info()['version'])"
+    code = (
+        "import eagle_cuda as e, eagle_decode; i = e.build_info();"
+        "print(e.__file__, i['version'], i['cuda_architectures'] == ('90a-real' if i['cuda'] else ''))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(unpacked), "EAGLE_CUDA_EXTENSION": ""}
-    where, version = run(sys.executable, "-c", code, cwd=tmp_path, env=environment).split()
+    where, version, architectures = run(sys.executable, "-c", code, cwd=tmp_path, env=environment).split()
     assert where.startswith(str(unpacked))
-    assert version == "0.1.0"
+    assert (version, architectures) == ("0.1.0", "True")

@@ -357,10 +357,10 @@ def test_nothing_is_written_outside_the_own_pages(paged):
     """Room ends in the middle of a level; other pages and the rows of other requests keep their bytes."""
     rig = Rig.random(HEADS[0], torch.float32, batch=2, capacity=16, paged=paged, spare=3)
     features, tokens = rig.fill([12, 4])
-    before = [(k.clone(), v.clone()) for k, v, _ in rig.caches]
+    before = [(k.clone(), v.clone()) for k, v, *_ in rig.caches]
     only_first = accepted(int32(0, -1))
     rig.draft(features[:, None], tokens[:, None], only_first, max_nodes=8, top_k=4, levels=4)
-    for (k, v, _), (old_k, old_v) in zip(rig.caches, before):
+    for (k, v, *_), (old_k, old_v) in zip(rig.caches, before):
         for new, old in ((k, old_k), (v, old_v)):
             changed = (new != old).flatten(2).any(2)
             own = rig.rows_of(0)
@@ -387,7 +387,7 @@ def test_garbage_inside_tensors_stays_inside():
     features, tokens = rig.fill([5, 7])
     options = {"max_nodes": 8, "top_k": 3, "levels": 3}
     want = trees_of(rig.draft_rows(features, tokens, **options))[1]
-    for k, v, _ in rig.caches:
+    for k, v, *_ in rig.caches:
         own = torch.cat([rig.rows_of(0)[:4], rig.rows_of(1)[:6]])
         dead = torch.ones(k.shape[:2], dtype=torch.bool)
         dead[own[:, 0], own[:, 1]] = False

@@ -111,10 +111,10 @@ SPOILT = [
 @pytest.mark.parametrize(("spoil", "message"), SPOILT, ids=[message for _, message in SPOILT])
 def test_wrong_arguments_are_refused_by_name(rig, spoil, message):
     good = arguments(rig)
-    cache = [(k.clone(), v.clone()) for k, v, _ in rig.caches]
+    cache = [(k.clone(), v.clone()) for k, v, *_ in rig.caches]
     with pytest.raises(ValueError, match=message):
         draft(rig.head, **{**good, **spoil(good, *rig.caches[0][:2])})
-    for (k, v, _), (old_k, old_v) in zip(rig.caches, cache):
+    for (k, v, *_), (old_k, old_v) in zip(rig.caches, cache):
         assert torch.equal(k, old_k)
         assert torch.equal(v, old_v)
     draft(rig.head, **good)

@@ -2,6 +2,7 @@
 a file may be.
 
 include <- common <- {cpu, cuda};  ops -> {cpu, cuda} through include;  bindings -> ops through include
+common <- cuda/device <- cuda;  tests/simt stands in for CUDA's headers, and csrc knows nothing of it
 eagle_cuda -> bindings;  eagle_decode -> eagle_cuda's public ops;  tests/reference -> nothing of ours
 """
 
@@ -31,14 +32,16 @@ def short(path: Path) -> str:
 
 
 CPP = files("csrc", ".h", ".cpp", ".cu", ".cuh")
+SIMT = files("tests/simt", ".h", ".cpp", ".cu", ".cuh")
 PYTHON = [
     path
     for folder in ("eagle_cuda", "python", "tests", "benchmarks", "tools")
     for path in files(folder, ".py")
 ]
 
-# room -> prefixes of quoted includes that it may use ("" stands for the standard library, in angle brackets)
+# room -> prefixes of quoted includes that it may use; a folder of its own before the room around it
 MAY_INCLUDE = {
+    "cuda/device": ("common/", "cuda/device/"),
     "include": ("eagle_cuda/",),
     "common": ("eagle_cuda/", "common/"),
     "cpu": ("eagle_cuda/", "common/", "cpu/"),
@@ -49,7 +52,7 @@ MAY_INCLUDE = {
 # Angle-bracket includes beyond the C++ standard library, by file or room.
 SYSTEM = {
     "csrc/cpu/parallel.cpp": {"pthread.h", "sched.h"},
-    "csrc/cuda": {"cuda_runtime.h", "cuda_bf16.h", "cuda_fp16.h", "cuda.h"},
+    "csrc/cuda": {"cuda_runtime.h", "cuda_bf16.h", "cuda_fp16.h"},  # what tests/simt stands in for
     "csrc/bindings": {"pybind11/pybind11.h", "pybind11/stl.h", "cxxabi.h", "unistd.h"},
 }
 INTRINSICS = re.compile(r"_(avx2|avx512|avx512_bf16)\.(cpp|h)$")
@@ -61,8 +64,9 @@ def includes(path: Path) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("path", CPP, ids=short)
 def test_includes(path):
-    room = path.relative_to(CSRC).parts[0]
-    assert room in MAY_INCLUDE, f"{short(path)}: csrc has no room {room}"
+    relative = str(path.relative_to(CSRC))
+    room = next((room for room in MAY_INCLUDE if relative.startswith(f"{room}/")), None)
+    assert room, f"{short(path)}: csrc has no such room"
     extra = {name for prefix, names in SYSTEM.items() if short(path).startswith(prefix) for name in names}
     for bracket, name in includes(path):
         if bracket == '"':
@@ -74,7 +78,7 @@ def test_includes(path):
         elif name == "immintrin.h":
             assert room == "cpu", f"{short(path)} includes {name}"
         else:
-            assert "." not in name or name in extra, f"{short(path)} includes <{name}>"
+            assert re.fullmatch(r"[a-z_0-9]+", name) or name in extra, f"{short(path)} includes <{name}>"
         assert not re.match(r"(torch|ATen|c10|Python\.h)", name), f"{short(path)} includes {name}"
 
 
@@ -105,6 +109,50 @@ def test_instruction_set_files_keep_their_code_to_themselves():
         if INTRINSICS.search(path.name):
             system = {name for bracket, name in includes(path) if bracket == "<"}
             assert system <= allowed, f"{short(path)} includes {sorted(system - allowed)}"
+
+
+# ---- CUDA and its emulator -----------------------------------------------------------------------
+
+KERNELS = [path for path in CPP if path.relative_to(CSRC).parts[0] == "cuda"]
+
+
+def code(path: Path) -> str:
+    """The file without comments and texts."""
+    return re.sub(r'//.*|"(?:[^"\\\n]|\\.)*"', "", path.read_text())
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=short)
+def test_kernels_are_plain_cuda(path):
+    """What a host compiler under the emulator can take as it is; see csrc/cuda/device/ptx.cuh."""
+    text = code(path)
+    assert "<<<" not in text, f"{short(path)}: launch kernels by cuda/launch.h"
+    if path.name == "ptx.cuh":
+        return
+    for word, instead in {
+        r"\basm\b": "inline PTX stands in device/ptx.cuh",
+        r"\b__shared__\b": "shared memory comes from shared_memory<SharedMemory>()",
+        r"\b__ldg\b": "global memory is read by load_read_only",
+        r"\bprintf\b": "kernels do not print",
+    }.items():
+        assert not re.search(word, text), f"{short(path)}: {instead}"
+
+
+@pytest.mark.parametrize("path", CPP, ids=short)
+def test_product_code_knows_no_emulator(path):
+    if short(path) != "csrc/cuda/device/ptx.cuh":  # where every instruction stands beside its twin
+        assert "simt::" not in code(path), f"{short(path)}: the emulator stays behind CUDA's headers"
+
+
+@pytest.mark.parametrize("path", SIMT, ids=short)
+def test_the_emulator_knows_no_op(path):
+    folder = path.relative_to(ROOT / "tests/simt").parts[0]
+    allowed = {
+        "forward": ("simt/emulator.h", "eagle_cuda/", "common/"),
+        "selftest": ("simt/", "cuda/device/", "cuda/launch.h", "common/"),
+    }.get(folder, ("simt/",))
+    for bracket, name in includes(path):
+        if bracket == '"':
+            assert name.startswith(allowed), f"{short(path)} includes {name}"
 
 
 # ---- Python --------------------------------------------------------------------------------------
@@ -162,7 +210,7 @@ def test_public_functions_are_typed_and_documented(path):
 
 # ---- all files -----------------------------------------------------------------------------------
 
-OWN = [*CPP, *files("tests/cpp", ".cpp", ".h"), *PYTHON]
+OWN = [*CPP, *SIMT, *files("tests/cpp", ".cpp", ".h"), *PYTHON]
 
 
 @pytest.mark.parametrize("path", OWN, ids=short)
@@ -186,6 +234,8 @@ TEXTS = [
     *(path for path in ROOT.iterdir() if path.is_file() and path.suffix != ".so" and path.name != "LICENSE"),
     *files("docs", ".md"),
     *files("tests/cpp", ".txt"),
+    *files("tests/simt", ".txt"),
+    *files("cmake", ".cmake"),
     *files("tools", ".sh"),
     *(ROOT / ".ci").glob("*"),
 ]
@@ -203,6 +253,7 @@ def test_no_machine_paths_and_no_registry_hosts(path):
 
 def test_cmake_lists_every_source_and_nothing_else():
     text = re.sub(r"#.*", "", (ROOT / "CMakeLists.txt").read_text())
+    text = re.sub(r"set_source_files_properties\([^)]*\)", "", text)
     listed = re.findall(r"\bcsrc/[\w/]+\.(?:cpp|cu)\b", text)
     assert len(listed) == len(set(listed)), "CMakeLists.txt lists a source twice"
     on_disk = {short(path) for path in CPP if path.suffix in (".cpp", ".cu")}
@@ -231,10 +282,40 @@ def cuda_functions(text: str, end: str) -> set[tuple[str, int]]:
     return found
 
 
-def test_every_cuda_entry_point_has_a_twin_that_throws():
-    declared = set()
-    for path in files("csrc/include", ".h"):
-        declared |= cuda_functions(path.read_text(), ";")
-    defined = cuda_functions((CSRC / "cuda/no_cuda.cpp").read_text(), r" \{ no_cuda\(\); \}")
+def declared_entry_points() -> set[tuple[str, int]]:
+    return set().union(*(cuda_functions(path.read_text(), ";") for path in files("csrc/include", ".h")))
+
+
+def test_every_cuda_entry_point_has_one_home():
+    """A kernel, and a twin that throws where the backend is off; or no kernel yet, which always throws."""
+    declared = declared_entry_points()
     assert len(declared) >= 15
-    assert declared == defined
+    without_backend = cuda_functions((CSRC / "cuda/no_cuda.cpp").read_text(), r" \{ no_cuda\(\); \}")
+    without_kernel = cuda_functions((CSRC / "cuda/no_kernel.cpp").read_text(), r' \{ no_kernel\("\w+"\); \}')
+    assert without_backend | without_kernel == declared
+    assert not without_backend & without_kernel
+
+
+def test_every_kernel_file_is_one_op_and_is_emulated():
+    """One .cu per op, named after it; tests/simt/forward names the same ops, so that their tests run it."""
+    kernels = {path.stem: path for path in KERNELS if path.suffix == ".cu"}
+    without_backend = cuda_functions((CSRC / "cuda/no_cuda.cpp").read_text(), r" \{ no_cuda\(\); \}")
+    assert {name for name, _ in without_backend} == set(kernels)
+    forward = {path.stem: path for path in files("tests/simt/forward", ".cpp")}
+    assert set(forward) == set(kernels)
+    for op, path in kernels.items():
+        assert (op, 2) in cuda_functions(path.read_text(), r" \{"), f"{short(path)} defines no cuda::{op}"
+        assert f"cuda::{op}(p, nullptr)" in forward[op].read_text(), (
+            f"{short(forward[op])} calls no cuda::{op}"
+        )
+        noun = path.parent.name
+        assert (CSRC / "cpu" / noun / f"{op}.cpp").is_file(), f"{short(path)}: the CPU's is elsewhere"
+
+
+def test_every_kernel_has_tests_that_name_it():
+    """`@pytest.mark.op(...)`: the tests that must launch it (tests/conftest.py)."""
+    named = set()
+    for path in files("tests", ".py"):
+        for names in re.findall(r"mark\.op\(([^)]*)\)", path.read_text()):
+            named |= set(re.findall(r'"(\w+)"', names))
+    assert named == {path.stem for path in KERNELS if path.suffix == ".cu"}

@@ -87,7 +87,7 @@ def models(tmp_path_factory):
 def new_cache(target, batch_size: int, capacity: int):
     """A cache whose unwritten rows are NaN: reading one shows in every later number."""
     cache = target.new_cache(batch_size, capacity)
-    for k, v, _ in cache:
+    for k, v, *_ in cache:
         k.fill_(float("nan"))
         v.fill_(float("nan"))
     return cache
@@ -190,7 +190,7 @@ def test_tree_equals_transformers_along_every_path(name, models):
         logits, layer_inputs, _ = reference(model, torch.cat([prompt, drafted[path]]))
         assert_near(out.logits[0, node], logits[-1])
         assert_near(out.features[0, node], torch.cat([layer_inputs[1, -1], layer_inputs[3, -1]]))
-    for k, v, _ in cache:
+    for k, v, *_ in cache:
         assert k[0, 30 + nodes :].isnan().all(), "a dead slot wrote to the cache"
         assert v[0, 30 + nodes :].isnan().all(), "a dead slot wrote to the cache"
 
@@ -214,7 +214,7 @@ def test_every_pass_gives_a_row_the_same_bits(dtype, models):
         step = decode_one(target, int(tokens[position]), position, caches[0], feature_layers=layers)
         steps.append((step.logits[0, 0].clone(), step.features[0, 0].clone()))
     assert torch.isfinite(torch.stack([logits for logits, _ in steps])).all()
-    for (k, v, _), (other_k, other_v, _) in zip(*caches, strict=True):
+    for (k, v, *_), (other_k, other_v, *_) in zip(*caches, strict=True):
         assert torch.equal(k[:, :prefix], other_k[:, :prefix])
         assert torch.equal(v[:, :prefix], other_v[:, :prefix])
 

@@ -71,6 +71,7 @@ def draws(logits, count, *, temperature=1.0, **options) -> np.ndarray:
 # ---- the noise ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("gumbel_noise")
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF])
 @pytest.mark.parametrize("vocab", [1, 3, 63, 64, 65, 130])
 def test_noise_matches_fp64(seed, vocab):
@@ -98,6 +99,7 @@ def test_philox_known_answers():
         assert naive.random_bits(seed, position, 12).tolist() == [x for group in groups for x in group]
 
 
+@pytest.mark.op("gumbel_noise")
 def test_noise_depends_on_seed_position_and_token_only():
     g = gumbel_noise(torch.tensor([1, 1, 2, 1]), int32([0, 1, 0, 0]), 300)
     assert torch.equal(g[0], g[3])
@@ -167,6 +169,7 @@ def optional(case, name, dtype=torch.float32):
 EXCUSED = {"close": 0, "all": 0}
 
 
+@pytest.mark.op("sample_tokens")
 @given(requests())
 def test_sample_tokens_matches_fp64(case):
     b, n = case["batch"], case["nodes"]
@@ -230,6 +233,7 @@ def test_few_rows_were_excused():
     assert EXCUSED["close"] <= 0.05 * EXCUSED["all"], EXCUSED
 
 
+@pytest.mark.op("sample_tokens")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab", [32001, 49152])
 def test_real_vocabularies(dtype, vocab):
@@ -272,6 +276,7 @@ def test_real_vocabularies(dtype, vocab):
 # ---- T = 0 -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("sample_tokens")
 @pytest.mark.parametrize("temperature", [0.0, 9.9e-6, -0.0, -1.0, -INF, NAN])
 def test_greedy_is_argmax_with_the_lowest_id(temperature):
     assert sample([1.0, 12.0, 12.0, 3.0], temperature=temperature)[0] == 1
@@ -285,6 +290,7 @@ def test_greedy_is_argmax_with_the_lowest_id(temperature):
     assert sample([1.0, 2.0], temperature=temperature, top_k=1, top_p=0.0, min_p=1.0)[0] == 1
 
 
+@pytest.mark.op("sample_tokens")
 def test_tiny_temperature_is_finite_and_greedy():
     """fp16 logits over [-80, 80]."""
     row = torch.linspace(-80, 80, 321).half()
@@ -297,6 +303,7 @@ def test_tiny_temperature_is_finite_and_greedy():
 # ---- special values ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("sample_tokens")
 @pytest.mark.parametrize("vocab", [1, 7, 64, 1001])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_and_infinite_logits_never_leave_the_vocabulary(vocab, temperature):
@@ -316,6 +323,7 @@ def test_nan_and_infinite_logits_never_leave_the_vocabulary(vocab, temperature):
         assert sample(only, temperature=temperature, **option) == (vocab - 1, 0.0, 0)
 
 
+@pytest.mark.op("sample_tokens")
 def test_overflowing_logits():
     """l / T beyond fp32: the lowest token that overflows; all far below: still one of the usable tokens."""
     assert sample([1.0, 3e38, 2e38], temperature=0.01)[0] == 1
@@ -324,6 +332,7 @@ def test_overflowing_logits():
     assert 0 <= sample([1.0, 2.0, 3.0], temperature=INF)[0] < 3
 
 
+@pytest.mark.op("sample_tokens")
 def test_log_prob_is_of_the_untouched_logits():
     row = torch.tensor([2.0, 1.0, 0.5, -1.0])
     token, log_prob, _ = sample(row, temperature=0.3, top_k=1)
@@ -469,6 +478,7 @@ def test_row_invariance(one_and_two_threads):
                 assert torch.equal(whole[i : i + 1], alone), (name, i)
 
 
+@pytest.mark.op("sample_tokens")
 def test_nodes_of_a_request_equal_single_rows():
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(2, 5, 300, generator=generator)
@@ -516,6 +526,7 @@ def test_every_instruction_set_gives_the_same_bits():
 # ---- calls -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("sample_tokens")
 def test_optional_outputs_and_numpy():
     logits = np.array([[[0.0, 3.0, 1.0]]], np.float32)
     arguments = {

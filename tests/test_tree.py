@@ -92,6 +92,7 @@ def growths(draw):
     return batch, top_k, levels, per_level, absent
 
 
+@pytest.mark.op("expand_tree")
 @given(growths())
 def test_expand_tree_matches_the_naive_growth(case):
     batch, top_k, levels, per_level, absent = case
@@ -172,6 +173,7 @@ def candidate_sets(draw):
     return batch, c, n, rows, draw(st.sampled_from(["path", "candidate"])), draw(st.booleans())
 
 
+@pytest.mark.op("build_tree")
 @given(candidate_sets())
 def test_build_tree_matches_the_naive_tree(case):
     """Any scores and any parents: ties, NaN, -inf, positive, parents out of range or behind the child."""
@@ -224,6 +226,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.op("expand_tree", "build_tree")
 @pytest.mark.parametrize(("top_k", "levels", "nodes"), SHAPES)
 @pytest.mark.parametrize("ties", [0, 2])
 def test_grown_trees_of_real_sizes(top_k, levels, nodes, ties):
@@ -239,6 +242,7 @@ def test_grown_trees_of_real_sizes(top_k, levels, nodes, ties):
             assert_tree_equals(tree, b, expected)
 
 
+@pytest.mark.op("expand_tree", "build_tree")
 def test_path_order_puts_the_best_chain_first():
     generator = torch.Generator().manual_seed(3)
     candidates = random_growth(generator, 1, 4, 4)
@@ -255,6 +259,7 @@ def test_path_order_puts_the_best_chain_first():
     assert sorted(by_path.tokens[0].tolist()) == sorted(by_candidate.tokens[0].tolist())
 
 
+@pytest.mark.op("build_tree", "retrieve_indices")
 @pytest.mark.parametrize("name", ["e12_small", "e3_d2t", "e3_small"])
 def test_trees_of_the_eagle_reference(name):
     """Shape, masks, positions, retrieve_indices of EAGLE's trees; its nodes among decoys of lower score."""
@@ -290,6 +295,7 @@ def test_trees_of_the_eagle_reference(name):
         assert torch.equal(getattr(built, field), getattr(tree, field)), field
 
 
+@pytest.mark.op("build_tree")
 def test_sglang_build_tree_vector():
     """EAGLE-2 trees of SGLang's test (its scores are products of probabilities): growth, beams and the
     linked tree."""
@@ -315,6 +321,7 @@ def test_sglang_build_tree_vector():
     assert positions.flatten().tolist() == expected["positions"]
 
 
+@pytest.mark.op("retrieve_indices")
 @given(
     st.lists(
         st.tuples(
@@ -347,6 +354,7 @@ def test_retrieve_indices_of_any_parents(rows, max_leaves, max_path):
         assert out.num_leaves[b].item() == len(expected)
 
 
+@pytest.mark.op("build_tree")
 def test_missing_and_cyclic_parents_are_dropped():
     """parent[3] = 4 and parent[4] = 3; a parent that does not exist; what hangs below goes too; no neighbour
     is read."""
@@ -376,6 +384,7 @@ def test_tree_from_parents_checks_and_roundtrips():
             tree_from_parents([[1, 2]], bad)
 
 
+@pytest.mark.op("build_tree")
 def test_wide_masks_use_the_sign_bit():
     chain = tree_from_parents([list(range(64))], [[i - 1 for i in range(64)]])
     assert chain.mask[0, 31].tolist() == [-1, 0]
@@ -385,6 +394,7 @@ def test_wide_masks_use_the_sign_bit():
     assert all(torch.equal(a, b) for a, b in zip(built, chain))
 
 
+@pytest.mark.op("build_tree", "retrieve_indices")
 def test_numpy_in_numpy_out():
     candidates = Candidates(
         np.array([[1, 2]], np.int32), np.array([[-0.5, -1.0]], np.float32), np.array([[-1, 0]], np.int32)
@@ -508,6 +518,7 @@ def row_invariance_cases():
     yield "expand_tree, build_tree, retrieve_indices", batch, grow_and_build
 
 
+@pytest.mark.op("expand_tree", "build_tree", "retrieve_indices")
 def test_row_invariance(one_and_two_threads):
     for name, count, run in row_invariance_cases():
         together, with_two_threads = one_and_two_threads(lambda run=run, count=count: run(list(range(count))))
@@ -518,6 +529,7 @@ def test_row_invariance(one_and_two_threads):
                 assert torch.equal(whole[i : i + 1], alone), (name, i)
 
 
+@pytest.mark.op("expand_tree", "build_tree")
 @pytest.mark.full
 @pytest.mark.parametrize("ties", [1, 2, 3])
 def test_selected_parents_are_always_selected(ties):

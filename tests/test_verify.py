@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -56,21 +57,23 @@ def walks(draw):
     return batch, n, rows, draw(st.booleans()), draw(st.booleans()), draw(st.integers(1, 9))
 
 
-@given(walks())
-def test_verify_matches_the_plain_walk(case):
-    batch, n, rows, with_stop, with_budget, max_path = case
+def check_walks(n, rows, *, with_stop=True, with_budget=True, max_path=None) -> Accepted:
+    """Runs a batch of rows (tokens, first_child, next_sibling, num_nodes, targets, stop tokens, budget) and
+    compares every output, and the words around them, with the plain walk."""
+    batch = len(rows)
+    max_path = max_path or max(n, 1)
     guards = Guards()
     columns = [int32([r[i] for r in rows]).reshape(batch, *([n] if i != 3 else [])) for i in range(5)]
-    tree = empty_draft_tree(max(batch, 1), max(n, 1))._replace(
+    tree = empty_draft_tree(1, 1)._replace(  # of any width; the other fields are not read
         tokens=columns[0], first_child=columns[1], next_sibling=columns[2], num_nodes=columns[3]
     )
     out = Accepted(guards.new(batch, max_path), *(guards.new(batch) for _ in range(4)))
-    seq_lens = int32([100 + b for b in range(batch)]).reshape(batch)
+    width = len(rows[0][5]) if rows else 2
     verify(
         tree,
         columns[4],
-        seq_lens,
-        stop_tokens=int32([r[5] for r in rows]).reshape(batch, 2) if with_stop else None,
+        int32([100 + b for b in range(batch)]).reshape(batch),
+        stop_tokens=int32([r[5] for r in rows]).reshape(batch, width) if with_stop else None,
         budget=int32([r[6] for r in rows]).reshape(batch) if with_budget else None,
         out=out,
     )
@@ -88,8 +91,137 @@ def test_verify_matches_the_plain_walk(case):
             max_path=max_path,
         )
         assert_row(out, b, expected)
+    return out
 
 
+@pytest.mark.op("verify")
+@given(walks())
+def test_verify_matches_the_plain_walk(case):
+    _, n, rows, with_stop, with_budget, max_path = case
+    check_walks(n, rows, with_stop=with_stop, with_budget=with_budget, max_path=max_path)
+
+
+def links(parents) -> tuple[list[int], list[int]]:
+    """first_child and next_sibling of a tree whose children stand in rank order."""
+    first, sibling, last = [-1] * len(parents), [-1] * len(parents), {}
+    for node, parent in enumerate(parents):
+        if parent < 0:
+            continue
+        if parent in last:
+            sibling[last[parent]] = node
+        else:
+            first[parent] = node
+        last[parent] = node
+    return first, sibling
+
+
+def random_row(random, n, *, reach=4, stop=(-1, -1), budget=2**31 - 1):
+    """A tree whose walk is long: parents stand close by, few tokens, most targets those of a child."""
+    parents = [-1] + [random.randrange(max(0, i - reach), i) for i in range(1, n)]
+    tokens = [random.randrange(3) for _ in range(n)]
+    targets = [random.randrange(4) for _ in range(n)]
+    for child in random.sample(range(1, n), n - 1):
+        if random.random() < 0.9:
+            targets[parents[child]] = tokens[child]
+    return [tokens, *links(parents), n, targets, list(stop), budget]
+
+
+@pytest.mark.op("verify")
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 255, 256, 257, 700])
+def test_trees_of_every_size(n):
+    random = Random(n)
+    rows = [random_row(random, n, reach=reach) for reach in (1, 2, 6, n) for _ in range(2)]
+    for row, count in zip(rows, [n, n - 1, -(2**31), n + 1, 2**31 - 1, n // 2, 1, 0]):
+        row[3] = count  # whatever stands there: at most the tree's width
+    out = check_walks(n, rows)
+    assert n < 31 or out.num_accepted.max().item() >= 6
+
+
+@pytest.mark.op("verify")
+@pytest.mark.parametrize("n", [63, 64, 300])
+def test_long_paths(n):
+    """A chain that is accepted whole: paths of 0, 1, 2 and many full words of 32 entries."""
+    chain = [list(range(n)), *links(list(range(-1, n - 1))), n, list(range(1, n + 1)), [-1], n]
+    for max_path in (1, 31, 32, 33, 64, n, n + 1):
+        rows = [[*chain[:6], budget] for budget in (max_path, 1, 31, 32, 33, n, 2**31 - 1)]
+        out = check_walks(n, rows, max_path=max_path)
+        assert out.num_accepted.max().item() == min(n, max_path) - 1
+
+
+@pytest.mark.op("verify")
+def test_large_batches():
+    random = Random(7)
+    rows = []
+    for _ in range(517):
+        row = random_row(
+            random, 12, stop=(random.choice([-1, 2]), -1), budget=random.choice([0, 2, 5, 2**31 - 1])
+        )
+        row[3] = random.choice([0, 1, 5, 12, 12, 12, -1])
+        rows.append(row)
+    out = check_walks(12, rows)
+    assert set(out.finished.tolist()) == {0, 1, 2}
+    for batch in (1, 4, 5, 130):
+        check_walks(12, rows[:batch])
+
+
+@pytest.mark.op("verify")
+@pytest.mark.parametrize("count", [0, 1, 2, 31, 32, 33, 64, 100])
+def test_stop_lists_of_every_length(count):
+    n = 6
+    chain = [list(range(n)), *links(list(range(-1, n - 1))), n, list(range(1, n + 1))]
+    rows = []
+    for place in sorted({0, count // 2, count - 1} & set(range(count))):
+        for token in (3, n, 77):
+            stop = [-1 if i % 2 else 1000 + i for i in range(count)]
+            stop[place] = token
+            rows.append([*chain, stop, 100])
+    rows.append([*chain, [-1] * count, 100])
+    targets_minus_one = [*chain[:4], [-1] * n, [-1] * count, 100]
+    rows.append(targets_minus_one)  # token -1 is no stop token
+    out = check_walks(n, rows)
+    assert out.finished.tolist()[-2:] == [0, 0]
+    assert count == 0 or out.finished.tolist()[:2] == [1, 1]
+
+
+@pytest.mark.op("verify")
+@pytest.mark.parametrize("n", [1, 5, 256, 257])
+def test_budgets(n):
+    """Budgets around what would be accepted, and at the ends of the range."""
+    chain = [list(range(n)), *links(list(range(-1, n - 1))), n, list(range(1, n + 1))]
+    budgets = [-(2**31), -1, 0, 1, 2, n - 1, n, n + 1, 2**31 - 1]
+    out = check_walks(n, [[*chain, [-1], budget] for budget in budgets])
+    assert out.num_accepted.tolist() == [max(min(budget, n), 0) - 1 for budget in budgets]
+    assert out.finished.tolist() == [2 if budget <= n else 0 for budget in budgets]
+
+
+@pytest.mark.op("verify")
+@pytest.mark.parametrize("n", [3, 40, 256, 300])
+def test_hostile_links_end(n):
+    """Sibling lists and paths that lead in circles, links out of range, through any number of nodes."""
+    everything_once = [(i + 1) % n for i in range(n)]
+    huge = [2**31 - 1] * n
+    tokens = [5] * n
+    rows = [
+        [tokens, everything_once, everything_once, n, [6] * n, [-1], 9],  # no sibling matches, in a circle
+        [tokens, [0] * n, [0] * n, n, [5] * n, [-1], 9],  # the root is its own child
+        [tokens, everything_once, [-1] * n, n, [5] * n, [-1], 2**31 - 1],  # a path in a circle
+        [tokens, huge, huge, 2**31 - 1, [5] * n, [-1], 9],
+        [tokens, [n] * n, [n] * n, 2**31 - 1, [5] * n, [-1], 9],
+        [tokens, [-(2**31)] * n, huge, n, [5] * n, [-1], 9],
+        [[5] * (n - 1) + [6], [1] * n, everything_once, n, [6] * n, [-1], 9],  # the last sibling matches
+        [[5] * (n - 1) + [6], [1] * n, everything_once, n - 1, [6] * n, [-1], 9],  # and is beyond the nodes
+    ]
+    out = check_walks(n, rows, max_path=100)
+    assert out.num_accepted.tolist() == [0, 8, 99, 0, 0, 0, 8, 0]
+
+
+@pytest.mark.op("verify")
+def test_a_tree_without_room_for_nodes():
+    out = check_walks(0, [[[], [], [], count, [], [-1], 5] for count in (0, 1, -1, 2**31 - 1)], max_path=40)
+    assert out.num_accepted.tolist() == [-1] * 4
+
+
+@pytest.mark.op("verify")
 def test_agrees_with_eagle_on_paths():
     """The walk and EAGLE's longest-matching-row rule accept the same tokens; every length from none to full
     occurs."""
@@ -126,6 +258,7 @@ def test_agrees_with_eagle_on_paths():
     assert lengths >= set(range(6))
 
 
+@pytest.mark.op("verify")
 def test_sglang_greedy_vector():
     case = json.loads((DATA / "sglang_tree.json").read_text())["verify"]
     given_, expected = case["inputs"], case["expected"]
@@ -145,6 +278,7 @@ def test_sglang_greedy_vector():
     assert out.new_seq_lens.tolist() == [5 + 3 + 1, 9 + 2 + 1]
 
 
+@pytest.mark.op("verify")
 @pytest.mark.parametrize(
     ("stop", "budget", "path", "token", "finished"),
     [
@@ -170,6 +304,7 @@ def test_stop_tokens_and_budget(stop, budget, path, token, finished):
     assert_row(out, 0, (path, len(path) - 1, token, finished, 20 + len(path)))
 
 
+@pytest.mark.op("verify")
 def test_absent_and_exhausted_requests_emit_nothing():
     tree = tree_from_parents([[1], [1], [1], [1]], [[-1]] * 4, [0, 1, 1, 0])
     out = verify(tree, int32([[5]] * 4), int32([7, 8, 9, 10]), budget=int32([4, 0, -3, 0]))
@@ -180,6 +315,7 @@ def test_absent_and_exhausted_requests_emit_nothing():
     assert out.path.tolist() == [[-1]] * 4
 
 
+@pytest.mark.op("verify")
 def test_cyclic_links_end():
     """next_sibling[i] = i, and a child that is its own ancestor: bounded, within the row."""
     tree = tree_from_parents([[1, 2, 3], [1, 2, 3]], [[-1, 0, 0], [-1, 0, 1]])
@@ -189,12 +325,14 @@ def test_cyclic_links_end():
     assert out.path.tolist() == [[0, -1, -1, -1, -1], [0, 1, 2, 1, 2]]
 
 
+@pytest.mark.op("verify")
 def test_equal_siblings_the_first_counts():
     tree = tree_from_parents([[1, 2, 2, 3]], [[-1, 0, 0, 1]])
     out = verify(tree, int32([[2, 3, 4, 5]]), int32([0]))
     assert out.path[0].tolist() == [0, 1, 3, -1]
 
 
+@pytest.mark.op("verify")
 def test_seq_lens_may_be_updated_in_place_and_numpy_works():
     tree = tree_from_parents([[1, 2]], [[-1, 0]])
     seq_lens = int32([5])
@@ -207,6 +345,7 @@ def test_seq_lens_may_be_updated_in_place_and_numpy_works():
     assert found.new_seq_lens.tolist() == [7]
 
 
+@pytest.mark.op("verify")
 def test_a_garbage_length_does_not_overflow():
     tree = tree_from_parents([[1, 2]] * 3, [[-1, 0]] * 3)
     lengths = [2**31 - 1, 2**31 - 2, -(2**31)]
@@ -289,6 +428,7 @@ def row_invariance_cases():
     yield "verify", batch, run
 
 
+@pytest.mark.op("verify")
 def test_row_invariance(one_and_two_threads):
     for name, count, run in row_invariance_cases():
         together, with_two_threads = one_and_two_threads(lambda run=run, count=count: run(list(range(count))))

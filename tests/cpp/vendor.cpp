@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "eagle_cuda/attention.h"
+#include "eagle_cuda/device.h"
 #include "eagle_cuda/draft.h"
 #include "eagle_cuda/kv_cache.h"
 #include "eagle_cuda/linear.h"
@@ -109,15 +110,35 @@ void verify_by_tensors() {
          "verify: a wrong shape is not reported by name");
 }
 
-// CUDA entry points always link; without the backend they say so.
+// CUDA entry points always link; where they cannot run, they say so in one line, whichever way they are
+// called.
 void cuda_is_absent_politely() {
-  std::string words;
-  try {
-    eagle::cuda::verify(eagle::VerifyParams{}, nullptr);
-  } catch (const std::runtime_error& error) {
-    words = error.what();
-  }
-  expect(words.find("without the CUDA backend") != std::string::npos, "cuda::verify: expected a clear error");
+  if (eagle::cuda_error().empty()) return;
+  const bool built = *eagle::cuda_toolkit() != '\0';
+  const std::string expected = built ? "no usable CUDA device" : "without the CUDA backend";
+  expect(eagle::cuda_error().find(expected) != std::string::npos, "cuda_error: expected the reason");
+  std::vector<int32_t> data(1);
+  const auto says = [&](auto&& call) {
+    std::string words;
+    try {
+      call();
+    } catch (const std::runtime_error& error) {
+      words = error.what();
+    }
+    return words.find(expected) != std::string::npos && words.find('\n') == std::string::npos;
+  };
+  expect(says([&] {
+           eagle::VerifyParams p{};
+           p.batch_size = p.max_nodes = p.max_path = 1;
+           eagle::cuda::verify(p, nullptr);
+         }),
+         "cuda::verify: expected a clear error");
+  expect(says([&] {
+           auto t = view(data, {1, 1}, eagle::DType::kInt32), row = view(data, {1}, eagle::DType::kInt32);
+           t.device = row.device = eagle::DeviceType::kCUDA;
+           eagle::verify(t, t, t, row, t, row, {}, {}, t, row, row, row, row, nullptr);
+         }),
+         "verify: expected a clear error");
 }
 
 }  // namespace

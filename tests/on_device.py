@@ -1,0 +1,130 @@
+"""The ops on a GPU, for tests that know CPU tensors only.
+
+`install` wraps the native functions that have CUDA kernels. A wrapped call copies the memory behind its CPU
+tensors to the device, whole, so that strides, offsets, aliases and the sentinel words around an output stay
+what they are; calls the op on views of the copies; and copies all of it back, so that a write outside an
+output is seen where the tests look for it. A call without CPU tensors goes straight through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from tools.ptxas_report import cuda_sources
+
+calls: Counter[str] = Counter()  # by op: calls that ran on copies
+_on_cpu: list[bool] = []
+
+
+def ops_with_kernels() -> list[str]:
+    """Every op with a CUDA kernel, by the name of its file."""
+    return [path.stem for path in cuda_sources()]
+
+
+def copyable(value: Any) -> torch.Tensor | None:
+    """`value` as a CPU tensor over its own memory; None where it is not one, or one that every op refuses."""
+    if isinstance(value, np.ndarray):
+        if not value.flags.writeable or min(value.strides, default=0) < 0:
+            return None
+        try:
+            return torch.from_numpy(value)
+        except (TypeError, ValueError):  # dtypes and byte orders that torch does not have
+            return None
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
+        return None
+    return None if value.is_neg() or value.is_conj() else value
+
+
+class Copies:
+    """The memory behind CPU tensors, copied to a device once however many tensors share it."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self._storages: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def to_device(self, value: Any) -> Any:
+        """`value`, its CPU tensors replaced by views of the copies."""
+        if isinstance(value, (list, tuple)):
+            return [self.to_device(item) for item in value]
+        tensor = copyable(value)
+        return value if tensor is None else self._view(tensor)
+
+    def _view(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr(), storage.nbytes()
+        if key not in self._storages:
+            host = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._storages[key] = host, torch.empty_like(host, device=self.device).copy_(host)
+        copy = self._storages[key][1].untyped_storage()
+        view = torch.empty(0, dtype=tensor.dtype, device=self.device)
+        view.set_(copy, tensor.storage_offset(), tensor.size(), tensor.stride())
+        return view if type(tensor) in (torch.Tensor, torch.nn.Parameter) else view.as_subclass(type(tensor))
+
+    def __len__(self) -> int:
+        return len(self._storages)
+
+    def to_host(self) -> None:
+        """Copies everything back; waits for the device and raises what went wrong on it."""
+        for host, copy in self._storages.values():
+            host.copy_(copy)
+
+
+def on(device: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` on copies on `device`."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **options: Any) -> Any:
+        if _on_cpu:
+            return function(*args, **options)
+        copies = Copies(device)
+        args = [copies.to_device(value) for value in args]
+        options = {key: copies.to_device(value) for key, value in options.items()}
+        result = function(*args, **options)
+        if len(copies):
+            calls[name] += 1
+            copies.to_host()
+        return result
+
+    return run
+
+
+def wrapped(native: Any, device: str) -> list[tuple[Any, str, Any]]:
+    """(module, attribute, replacement) of every place where eagle_cuda keeps a function that has a kernel."""
+    modules = [module for name, module in list(sys.modules.items()) if top(name) == "eagle_cuda"]
+    places = {id(module): module for module in [native, *modules]}.values()
+    found = []
+    for op in ops_with_kernels():
+        original = getattr(native, op)
+        replacement = on(device, op, original)
+        for module in places:
+            names = [name for name, value in vars(module).items() if value is original]
+            found += [(module, name, replacement) for name in names]
+    return found
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def install(native: Any, device: str = "cuda") -> None:
+    """From here on the ops of the native module that have CUDA kernels run on `device`."""
+    for module, name, replacement in wrapped(native, device):
+        setattr(module, name, replacement)
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Inside, the ops take CPU tensors as they are: for a second opinion."""
+    _on_cpu.append(True)
+    try:
+        yield
+    finally:
+        _on_cpu.pop()

@@ -1,0 +1,239 @@
+"""sample_tokens: every way through its kernels gives the bits of the CPU backend, in as few reads as
+promised.
+
+With --backend cpu the same cases compare this machine's instruction set with the generic one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eagle_cuda.sampling import Sampled, gumbel_noise, sample_tokens
+from guarded import Guards
+from sampling_cases import BATCHES, FULL, Batch, Setting, make_logits, sample, words
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def cpu_extension() -> str:
+    """The extension without emulated kernels of the same build; empty: the one in place."""
+    named = Path(os.environ.get("EAGLE_CUDA_EXTENSION", ""))
+    built = named.parent.parent / named.name if named.parent.name.startswith("simt_") else named
+    return str(built) if built.is_file() else ""
+
+
+def on_the_cpu(path: Path, backend: str, *arguments: str) -> dict[str, np.ndarray]:
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in (".", "tests")),
+        "EAGLE_CUDA_EXTENSION": cpu_extension(),
+    }
+    if backend == "cpu":
+        environment["EAGLE_CPU_ISA"] = "generic"
+    command = [sys.executable, str(ROOT / "tests" / "sampling_cases.py"), str(path), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(np.load(path))
+
+
+@pytest.fixture(scope="module")
+def cpu_words(tmp_path_factory, backend):
+    return on_the_cpu(tmp_path_factory.mktemp("cpu") / "words.npz", backend)
+
+
+@pytest.fixture(scope="module")
+def cpu_words_full(tmp_path_factory, backend):
+    return on_the_cpu(tmp_path_factory.mktemp("cpu") / "full.npz", backend, "full")
+
+
+def compare(batch: Batch, expected: np.ndarray) -> None:
+    guards = Guards()
+    count = len(batch.settings)
+    out = Sampled(guards.new(count, 1), guards.new(count, 1, dtype=torch.float32), guards.new(count, 1))
+    got = words(sample(batch, out))
+    guards.check()
+    for i, setting in enumerate(batch.settings):
+        assert got[:, i].tolist() == expected[:, i].tolist(), (i, setting, batch.rule)
+
+
+@pytest.mark.op("sample_tokens")
+@pytest.mark.parametrize("key", BATCHES)
+def test_the_bits_are_those_of_the_cpu(key, cpu_words):
+    compare(BATCHES[key], cpu_words[key])
+
+
+@pytest.mark.full
+@pytest.mark.op("sample_tokens")
+@pytest.mark.parametrize("key", FULL)
+def test_the_bits_are_those_of_the_cpu_in_more_cases(key, cpu_words_full):
+    compare(FULL[key], cpu_words_full[f"full-{key}"])
+
+
+def winners_and_limits(batch: Batch) -> tuple[list[int], dict[str, list[Setting]]]:
+    """The token that wins without limits, by row, and limits that only just keep it or only just lose it."""
+    winners = sample(batch).tokens[:, 0].tolist()
+    limits: dict[str, list[Setting]] = {
+        f"{name} {fate}": [] for name in ("top-k", "top-p", "both", "joint") for fate in ("keeps", "loses")
+    }
+    for i, (token, logits) in enumerate(zip(winners, make_logits(batch)[:, 0].float().numpy())):
+        order = np.lexsort((np.arange(batch.vocab), -logits))  # T = 1: z = logit
+        masses = np.exp((logits[order] - logits.max()).astype(np.float64))
+        rank = int(np.flatnonzero(order == token)[0])
+        survivors = min(batch.vocab - 1, rank + 1 + (batch.vocab - rank) // 2)
+        for name, among in (("top-p", batch.vocab), ("both", survivors), ("joint", batch.vocab)):
+            for fate, before in (("keeps", rank + 0.5), ("loses", rank - 0.5)):
+                mass = masses[: int(before)].sum() + 0.5 * masses[int(before)] if before > 0 else 0.0
+                limits[f"{name} {fate}"].append(
+                    batch.settings[i]._replace(
+                        top_p=mass / masses[:among].sum(), top_k=0 if name == "top-p" else survivors
+                    )
+                )
+        limits["top-k keeps"].append(batch.settings[i]._replace(top_k=rank + 1))
+        limits["top-k loses"].append(batch.settings[i]._replace(top_k=max(rank, 1)))
+    return winners, limits
+
+
+@pytest.mark.op("sample_tokens")
+@pytest.mark.parametrize(
+    ("vocab", "dtype"), [(300, torch.float16), (9001, torch.bfloat16), (32001, torch.float32)]
+)
+def test_boundaries_to_the_token(vocab, dtype):
+    """Which token wins says little about where top-k and top-p end, unless they end at the winner."""
+    kinds = ["normal", "flat", "near", "ties", "two", "clusters"]
+    batch = Batch(vocab, dtype, [Setting(kind) for kind in kinds * 2], skew=1)
+    winners, limits = winners_and_limits(batch)
+    lost = 0
+    for name, settings in limits.items():
+        rule = "joint" if name.startswith("joint") else "sequential"
+        tokens = sample(batch._replace(settings=settings, rule=rule)).tokens[:, 0].tolist()
+        for token, winner, setting in zip(tokens, winners, settings):
+            if name.endswith("keeps"):
+                assert token == winner, (name, setting)
+            else:
+                lost += token != winner
+                # The most likely token cannot be lost.
+                assert token != winner or setting.top_k == 1 or setting.top_p < 1e-3, (name, setting)
+    assert lost >= 3 * len(batch.settings)
+
+
+@pytest.mark.op("sample_tokens")
+@pytest.mark.parametrize("vocab", [1024, 16384])
+def test_top_p_at_a_mass_that_is_exact(vocab):
+    """Flat rows and p = n / V: n tokens stay, not one more; listed and counted by key."""
+    batch = Batch(vocab, torch.float32, [Setting("flat")] * 6)
+    winners = sample(batch).tokens[:, 0].tolist()
+    for more in (0, 1):
+        settings = [Setting("flat", top_p=(winner + more) / vocab) for winner in winners]
+        tokens = sample(batch._replace(settings=settings)).tokens[:, 0].tolist()
+        assert [token == winner for token, winner in zip(tokens, winners)] == [bool(more)] * 6
+
+
+@pytest.mark.op("sample_tokens")
+@pytest.mark.parametrize("vocab", [9, 300])
+def test_rows_that_do_not_exist(vocab):
+    """Nothing is read of them; without log-probabilities and flags nothing else changes."""
+    logits = torch.full((3, 4, vocab), float("nan"))
+    counts = [2, -1, 9]
+    logits[0, :2, vocab // 2] = 1.0
+    logits[2, :, 3] = 2.0
+    arguments = {
+        "temperature": torch.tensor([1.0, 1.0, 0.0]),
+        "seeds": torch.arange(3),
+        "positions": torch.zeros(3, 4, dtype=torch.int32),
+        "num_nodes": torch.tensor(counts, dtype=torch.int32),
+    }
+    guards = Guards()
+    whole = Sampled(guards.new(3, 4), guards.new(3, 4, dtype=torch.float32), guards.new(3, 4))
+    sample_tokens(logits, **arguments, out=whole)
+    tokens = guards.new(3, 4)
+    sample_tokens(logits, **arguments, out=Sampled(tokens, None, None))
+    guards.check()
+    half = vocab // 2
+    assert whole.tokens.tolist() == [[half, half, 0, 0], [0] * 4, [3] * 4]
+    assert torch.equal(tokens, whole.tokens)
+    assert not whole.log_probs.any()
+    assert not whole.flags.any()
+
+
+@pytest.mark.op("gumbel_noise", "sample_tokens")
+@pytest.mark.parametrize("skew", [0, 1, 2, 3])
+def test_the_noise_is_the_noise_of_the_choice(skew):
+    """Flat rows: the token is that of the largest noise, at every alignment."""
+    vocab, rows = 1021, 3
+    seeds = torch.arange(rows) * 31
+    positions = torch.arange(rows, dtype=torch.int32)
+    noise = gumbel_noise(seeds, positions, vocab)
+    whole = torch.zeros(rows, vocab + 4)
+    out = sample_tokens(
+        whole[:, None, skew : skew + vocab],
+        temperature=torch.ones(rows),
+        seeds=seeds,
+        positions=positions[:, None],
+    )
+    assert out.tokens[:, 0].tolist() == noise.argmax(1).tolist()
+
+
+# kind of row, reads, settings
+READS = [
+    ("normal", 1, {"temperature": 0.0}),
+    ("normal", 1, {}),
+    ("flat", 1, {}),
+    ("normal", 2, {"min_p": 0.05}),
+    ("normal", 2, {"top_k": 50, "top_p": 0.9}),
+    ("normal", 2, {"temperature": 0.05, "top_p": 0.9}),
+    ("normal", 3, {"top_p": 0.9}),
+    ("normal", 3, {"top_k": 12000}),
+    ("normal", 4, {"top_k": 12000, "top_p": 0.9}),
+    ("near", 4, {"top_k": 12000, "top_p": 0.9}),
+    ("flat", 4, {"top_k": 50}),
+    ("flat", 4, {"top_p": 0.9, "min_p": 0.5}),
+    ("two", 4, {"top_k": 25000, "top_p": 0.95}),
+]
+
+
+@pytest.mark.op("sample_tokens")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "reads", "options"), READS)
+def test_reads_of_a_row(kind, reads, options, dtype, simulator):
+    batch = Batch(32001, dtype, [Setting(kind, **options)], skew=1)
+    size = batch.vocab * torch.finfo(dtype).bits // 8
+    with simulator.counting() as counters:
+        sample(batch)
+    assert counters.launches == 1
+    assert reads * size <= counters.global_load_bytes <= reads * size + 64
+    # In 16-byte pieces but for the two ends.
+    assert counters.global_load_sectors <= reads * (size // 32 + 40)
+
+
+@pytest.mark.op("sample_tokens")
+def test_five_reads_of_a_row_in_one_corner(simulator):
+    """Two values share the row; top-k cuts the second, and the end of top-p falls on the border between."""
+    vocab, first = 49152, 20000
+    logits = torch.zeros(1, 1, vocab)
+    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(3))
+    logits[0, 0, order[:first]], logits[0, 0, order[first : 2 * first]] = 2.0, 1.0
+    mass = np.floor(np.exp(np.float32(-1)).astype(np.float64) * 2**32)
+    top_p = np.float32(first * 2**32 / (first * 2**32 + 10000 * mass))
+    with simulator.counting() as counters:
+        sample_tokens(
+            logits,
+            temperature=torch.ones(1),
+            seeds=torch.ones(1, dtype=torch.int64),
+            positions=torch.zeros(1, 1, dtype=torch.int32),
+            top_k=torch.tensor([first + 10000], dtype=torch.int32),
+            top_p=torch.tensor([float(top_p)]),
+        )
+    assert 5 * 4 * vocab <= counters.global_load_bytes <= 5 * 4 * vocab + 64
+
+
+def test_cases_reach_every_alignment():
+    """What the cases are for: rows that begin at, and beside, a boundary of 16 bytes."""
+    offsets = {
+        (batch.dtype, make_logits(batch).data_ptr() % 16) for batch in BATCHES.values() if batch.vocab < 300
+    }
+    assert len(offsets) >= 4
