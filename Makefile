@@ -45,18 +45,18 @@ simt: build
 demo: build
 	@$(BIN)/eagle-cuda demo
 
-SIMT_TESTS = $(BIN)/python tools/simt_tests.py
+PASSES = $(BIN)/python tools/test_passes.py
 
 test: build simt
-	@$(BIN)/python -m pytest -q -m "not full" $(ARGS)
-	@$(SIMT_TESTS) fast checked:1 -- -m "not full" $(ARGS)
+	@$(PASSES) cpu fast checked:1 -- -m "not full" $(ARGS)
 
+# The emulator's share takes every test, the larger sweeps included, under three schedules.
 test-full: build simt
 	@$(BIN)/python -m pytest -q -m full $(ARGS)
-	@$(SIMT_TESTS) checked:1:20 checked:2:50 checked:3:200 -- $(ARGS)
+	@$(PASSES) checked:1:20 checked:2:50 checked:3:200 -- $(ARGS)
 
 test-simt: build simt
-	@$(SIMT_TESTS) fast checked:1 -- -m "not full" $(ARGS)
+	@$(PASSES) fast checked:1 -- -m "not full" $(ARGS)
 
 bench: build
 	@for bench in benchmarks/bench_*.py benchmarks/end_to_end.py; do echo "== $$bench"; $(BIN)/python $$bench; done

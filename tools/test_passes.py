@@ -1,8 +1,8 @@
-"""Runs the tests over the emulated CUDA kernels, several passes side by side: a summary line each, and the
-whole output of a pass that failed.
+"""Runs the tests over several backends side by side: the CPU backend's output as it comes, then for each pass
+over the emulated CUDA kernels a summary line, or the whole output of one that failed.
 
-    python tools/simt_tests.py fast checked:1            # `make test`: checked with one random schedule
-    python tools/simt_tests.py checked:1:40 checked:2:40 # flavour:seed:preempt
+    python tools/test_passes.py cpu fast checked:1            # `make test`: checked with one random schedule
+    python tools/test_passes.py cpu checked:1:40 checked:2:40 # flavour:seed:preempt
 
 Arguments after `--` go to pytest.
 """
@@ -22,7 +22,12 @@ LOGS = ROOT / "build"
 NO_TESTS = 5  # pytest's exit status where nothing was selected
 
 
-def run(name: str, arguments: list[str]) -> tuple[int, str]:
+def run_cpu(arguments: list[str]) -> int:
+    """The CPU backend's pass, on the terminal: pytest's exit status."""
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=ROOT).returncode
+
+
+def run_emulated(name: str, arguments: list[str]) -> tuple[int, str]:
     """One pass, such as "checked:1:40": pytest's exit status and what to print about it."""
     flavour, seed, preempt = (*name.split(":"), "0", "0")[:3]
     options = ["--backend", "simt", "--simt", flavour, "--seed", seed, "--preempt", preempt]
@@ -50,9 +55,11 @@ def main() -> int:
     split = words.index("--") if "--" in words else len(words)
     passes, arguments = words[:split], words[split + 1 :]
     LOGS.mkdir(exist_ok=True)
-    worst = 0
-    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
-        for future in [pool.submit(run, name, arguments) for name in passes]:
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(max(1, cores - ("cpu" in passes))) as pool:
+        emulated = [pool.submit(run_emulated, name, arguments) for name in passes if name != "cpu"]
+        worst = run_cpu(arguments) if "cpu" in passes else 0
+        for future in emulated:
             code, text = future.result()
             print(text, flush=True)
             worst = max(worst, code)
