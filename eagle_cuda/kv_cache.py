@@ -60,6 +60,17 @@ class KVCache(NamedTuple):
         )
 
 
+def _same_table(layer: int, table: Any, first: Any) -> None:
+    """Another object may still be the same memory."""
+    if table is not None and first is not None and table.shape == first.shape:
+        pointers = [getattr(t, "data_ptr", None) for t in (table, first)]
+        if all(pointers) and pointers[0]() == pointers[1]():
+            return
+    raise ValueError(
+        f"caches[{layer}].page_table: expected that of caches[0], which all layers share, got another one"
+    )
+
+
 def refuse_scales(*caches: Any) -> None:
     """For ops that would compute with the elements as they are."""
     for cache in caches:
@@ -83,7 +94,8 @@ def compact_kv(
     path[b, i] == i. Entries below i or at or beyond max_nodes are malformed: the request is left alone from
     there on.
 
-    caches: one KVCache a layer, of any 1-, 2- or 4-byte dtype. All share one page table: `page_table`, or
+    caches: one KVCache a layer, of float32, bfloat16, float16, int32, int8, uint8, bool or
+        float8_e4m3fn, no memory twice. All share one page table: `page_table`, or
         that of the first cache.
     path: [B, P] int32, node indices from the root, as `verify` returns them.
     num_accepted, seq_lens: [B] int32; seq_lens as before acceptance.
@@ -93,6 +105,9 @@ def compact_kv(
     """
     if page_table is None and caches:
         page_table = caches[0].page_table
+        for i, cache in enumerate(caches):
+            if cache.page_table is not page_table:
+                _same_table(i, cache.page_table, page_table)
     _compact_kv(
         [c.k for c in caches],
         [c.v for c in caches],

@@ -98,6 +98,8 @@ def sample_tokens(
         state = _NO_STATE
     elif not isinstance(state, SamplingState):
         raise TypeError(f"state: expected a SamplingState, got {type(state).__name__}")
+    if tree is not None and not isinstance(tree, DraftTree):
+        raise TypeError(f"tree: expected a DraftTree, got {type(tree).__name__}")
     _C.sample_tokens(
         logits,
         num_nodes,

@@ -54,6 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "op(*names): the ops whose kernels the test must launch; runs with --backend simt and cuda too",
     )
     backend = config.getoption("--backend")
+    for name, default in (("simt", "fast"), ("seed", 0), ("preempt", 0)):
+        given = config.getoption(f"--{name}")
+        if backend != "simt" and given != default:
+            raise pytest.UsageError(f"--{name} {given}: expected --backend simt, got --backend {backend}")
     if backend == "simt":
         config.stash[SIMULATOR] = start_simulator(config)
     elif backend == "cuda":
@@ -85,6 +89,10 @@ def emulated_extension(flavour: str) -> Path:
 def start_simulator(config: pytest.Config) -> Any:
     """Makes `eagle_cuda` the emulated extension, which works as long as nothing has imported it yet."""
     flavour, seed, preempt = (config.getoption(f"--{name}") for name in ("simt", "seed", "preempt"))
+    if not 0 <= seed < 2**64:
+        raise pytest.UsageError(f"--seed: expected 0 to 2^64 - 1, got {seed}")
+    if not 0 <= preempt < 2**31:
+        raise pytest.UsageError(f"--preempt: expected 0 to 2^31 - 1, got {preempt}")
     if preempt and flavour != "checked":
         raise pytest.UsageError("--preempt: expected --simt checked, got --simt fast")
     if "eagle_cuda" in sys.modules:

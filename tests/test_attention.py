@@ -308,7 +308,10 @@ def test_tree_attention_refuses_wrong_arguments():
             {"out": torch.zeros(1, 1, 4, 64).expand(1, 3, 4, 64)},
             "out: expected an output without overlapping",
         ),
-        ({"lse": torch.zeros(1, 3, 4).double()}, "lse: expected a dtype of|lse: expected dtype float32"),
+        (
+            {"lse": torch.zeros(1, 3, 4).double()},
+            "lse: expected a dtype that some op takes|lse: expected dtype float32",
+        ),
         ({"cache": KVCache.empty(0, 8, 2, 64)}, "k_cache: expected a page for each of 1 requests"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -86,6 +86,21 @@ def test_what_is_not_built_is_asked_for(tmp_path):
     assert "run `make simt` first" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--simt", "checked"), "--simt checked: expected --backend simt, got --backend cpu"),
+        (("--seed", "3"), "--seed 3: expected --backend simt, got --backend cpu"),
+        (("--backend", "simt", "--seed", "-1"), "--seed: expected 0 to 2^64 - 1, got -1"),
+        (("--backend", "simt", "--simt", "checked", "--preempt", "-5"), "--preempt: expected 0 to 2^31 - 1"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(tmp_path, options, message):
+    done = run(tmp_path, *options)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert message in done.stderr
+
+
 def test_preemption_needs_checked_kernels(tmp_path):
     done = run(tmp_path, "--backend", "simt", "--preempt", "50")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR

@@ -114,3 +114,56 @@ def test_the_norms_weight_has_one_name():
     for wrong in (torch.zeros(4).double(), torch.zeros(3)):
         with pytest.raises(ValueError, match="rms_norm: expected"):
             e.linear(torch.zeros(3, 4), WEIGHT, rms_norm=wrong)
+
+
+# ---- outputs that share memory -------------------------------------------------------------------
+
+
+def test_outputs_are_apart():
+    tokens = torch.zeros(2, 3, dtype=torch.int32)
+    logits = torch.zeros(2, 3, 7)
+    options = {"temperature": torch.ones(2), "seeds": SEEDS, "positions": tokens.clone()}
+    with pytest.raises(ValueError, match="^flags: expected memory of its own, got that of tokens$"):
+        e.sample_tokens(logits, **options, out=e.Sampled(tokens, None, tokens))
+    halves = torch.zeros(2 * 2 * 3, dtype=torch.int32)
+    first, second = halves[:6].view(2, 3), halves[6:].view(2, 3)
+    e.sample_tokens(logits, **options, out=e.Sampled(first, None, second))  # neighbours are apart
+    with pytest.raises(ValueError, match=r"^flags: expected memory of its own, got that of tokens$"):
+        e.sample_tokens(logits, **options, out=e.Sampled(first, None, halves[5:11].view(2, 3)))
+
+    tree = e.empty_draft_tree(2, 3)
+    with pytest.raises(
+        ValueError, match=r"^tree\.parents: expected memory of its own, got that of tree\.tok"
+    ):
+        e.build_tree(NONE, CANDIDATES, out=tree._replace(parents=tree.tokens))
+    candidates, beam = e.empty_candidates(2, 2, 1)
+    with pytest.raises(ValueError, match="^beam_rows: expected memory of its own, got that of beam_tokens$"):
+        e.expand_tree(
+            torch.zeros(2, 1, 2, dtype=torch.int32), torch.zeros(2, 1, 2), candidates,
+            beam._replace(rows=beam.tokens), level=1, levels=1,
+        )  # fmt: skip
+    accepted = e.verify(TREE, torch.zeros(2, 2, dtype=torch.int32), NONE)
+    with pytest.raises(ValueError, match="^finished: expected memory of its own, got that of next_tokens$"):
+        e.verify(
+            TREE, torch.zeros(2, 2, dtype=torch.int32), NONE,
+            out=accepted._replace(finished=accepted.next_tokens),
+        )  # fmt: skip
+    lengths = NONE.clone()  # an output may be an input of the same meaning
+    e.verify(TREE, torch.zeros(2, 2, dtype=torch.int32), lengths, out=accepted._replace(new_seq_lens=lengths))
+
+
+def test_a_cache_is_compacted_once():
+    path, none = torch.zeros(2, 1, dtype=torch.int32), NONE
+    for caches in ([CACHE, CACHE], [KVCache(CACHE.k, CACHE.k)]):
+        with pytest.raises(ValueError, match="expected every cache once, got two that begin at the same"):
+            e.compact_kv(caches, path, none, none, max_nodes=4)
+    both = torch.zeros(2, 2, 8, 1, 64)
+    e.compact_kv([KVCache(both[:, 0], both[:, 1])], path, none, none, max_nodes=4)  # interleaved is apart
+
+    table = torch.zeros(2, 1, dtype=torch.int32)
+    layers = [KVCache(torch.zeros(2, 8, 1, 64), torch.zeros(2, 8, 1, 64), t) for t in (table, table[:])]
+    e.compact_kv(layers, path, none, none, max_nodes=4)  # the same memory in another object
+    layers[1] = layers[1]._replace(page_table=table.clone())
+    with pytest.raises(ValueError, match=r"^caches\[1\]\.page_table: expected that of caches\[0\]"):
+        e.compact_kv(layers, path, none, none, max_nodes=4)
+    e.compact_kv(layers, path, none, none, page_table=table, max_nodes=4)

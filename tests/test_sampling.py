@@ -552,7 +552,7 @@ def test_refuses_wrong_arguments():
     sample_tokens(logits, **right)
     for message, (x, changes) in {
         "logits: expected a dtype of float32, bfloat16, float16, got int32": (logits.int(), {}),
-        "expected a dtype of .*, got float64": (logits.double(), {}),
+        "expected a dtype that some op takes .*, got float64": (logits.double(), {}),
         r"logits: expected 3 dimensions, got 2 \(shape \[3, 8\]\)": (logits[0], {}),
         "logits: expected the last dimension to be contiguous": (torch.zeros(2, 3, 16)[:, :, ::2], {}),
         "logits: expected a vocabulary of at least 1, got 0": (torch.zeros(2, 3, 0), {}),

@@ -105,15 +105,17 @@ def test_what_means_something_only_together_is_asked_for_together(left_out):
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_penalties_over_a_tree_need_the_tree(name):
+def test_penalties_are_refused_with_and_without_a_tree(name):
+    """By their own name: nobody is sent to build a tree for what is refused anyway."""
     state = SamplingState(**FIELDS[name][0])
-    with pytest.raises(ValueError, match="^tree: expected a tree with penalties over 3 nodes, got None$"):
-        call(state=state)
-    with pytest.raises(ValueError, match=f"^state.{name}: not applied yet"):  # one node has no ancestors
-        sample_tokens(
-            torch.zeros(B, 1, V), temperature=torch.ones(B), seeds=torch.tensor([1, 2]),
-            positions=torch.zeros(B, 1, dtype=torch.int32), state=state,
-        )  # fmt: skip
+    for tree in (None, TREE):
+        with pytest.raises(ValueError, match=f"^state.{name}: not applied yet"):
+            call(state=state, tree=tree)
+
+
+def test_a_tree_is_a_draft_tree():
+    with pytest.raises(TypeError, match="^tree: expected a DraftTree, got tuple$"):
+        call(tree=(1, 2))
 
 
 def test_a_tree_is_checked_and_changes_nothing_without_penalties():

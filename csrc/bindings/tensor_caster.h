@@ -79,7 +79,8 @@ inline DType dtype_from_dlpack(dlpack::DataType t) {
     if (row.code == t.code && row.bits == t.bits && t.lanes == 1) return row.dtype;
   constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
   throw BadTensor(
-      "expected a dtype of float32, bfloat16, float16, int32, int64, uint8, int8, bool, float8_e4m3fn, got " +
+      "expected a dtype that some op takes (float32, bfloat16, float16, int32, int64, uint8, int8, bool, "
+      "float8_e4m3fn), got " +
       (t.code < 7 ? kKinds[t.code] + std::to_string(t.bits) : "DLPack type " + std::to_string(t.code)) +
       (t.lanes == 1 ? "" : " with " + std::to_string(t.lanes) + " lanes"));
 }

@@ -133,4 +133,31 @@ class Expect {
   const TensorView& t_;
 };
 
+// Outputs of one call: no two of them share memory.
+struct NamedOutput {
+  const char* what;
+  const TensorView& tensor;
+};
+inline void check_disjoint(std::initializer_list<NamedOutput> outputs) {
+  struct Span {
+    uintptr_t begin, end;
+  };
+  const auto span = [](const TensorView& t) {
+    int64_t last = 0;
+    for (int d = 0; d < t.ndim; ++d) {
+      if (t.shape[d] == 0) return Span{};
+      last += (t.shape[d] - 1) * t.strides[d];
+    }
+    const auto begin = reinterpret_cast<uintptr_t>(t.data);
+    return t.present() ? Span{begin, begin + static_cast<uintptr_t>((last + 1) * element_size(t.dtype))}
+                       : Span{};
+  };
+  for (auto a = outputs.begin(); a != outputs.end(); ++a)
+    for (auto b = outputs.begin(); b != a; ++b) {
+      const Span x = span(a->tensor), y = span(b->tensor);
+      check(x.begin >= y.end || y.begin >= x.end, a->what, ": expected memory of its own, got that of ",
+            b->what);
+    }
+}
+
 }  // namespace eagle

@@ -1,5 +1,6 @@
 #include "eagle_cuda/kv_cache.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "common/check.h"
@@ -20,6 +21,20 @@ void check_cache(const KVCacheView& c, const KVCacheView& first, int i) {
             (!c.page_table ||
              (c.max_pages == first.max_pages && c.page_table_stride == first.page_table_stride)),
         "k_caches[", i, "]: expected the page table of the first cache, got another one");
+}
+
+// A row that two caches share would be moved twice. Views of one tensor may interleave, so beginnings are
+// compared, not extents.
+void check_distinct(const std::vector<KVCacheView>& caches) {
+  std::vector<const void*> begins;
+  begins.reserve(4 * caches.size());
+  for (const KVCacheView& c : caches)
+    for (const void* data : {static_cast<const void*>(c.k), static_cast<const void*>(c.v),
+                             static_cast<const void*>(c.k_scale), static_cast<const void*>(c.v_scale)})
+      if (data && c.num_pages > 0 && c.num_kv_heads > 0 && c.head_dim > 0) begins.push_back(data);
+  std::sort(begins.begin(), begins.end());
+  check(std::adjacent_find(begins.begin(), begins.end()) == begins.end(),
+        "k_caches, v_caches: expected every cache once, got two that begin at the same address");
 }
 
 const TensorView& entry(const std::vector<TensorView>& list, size_t i) {
@@ -60,6 +75,7 @@ void compact_kv(const std::vector<TensorView>& k_caches, const std::vector<Tenso
     if (k_scale.present()) Expect("k_scale", k_scale).writable();
     if (v_scale.present()) Expect("v_scale", v_scale).writable();
   }
+  check_distinct(caches);
   CompactKvParams p{};
   p.batch_size = static_cast<int>(batch);
   p.num_caches = static_cast<int>(caches.size());

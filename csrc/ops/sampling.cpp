@@ -141,13 +141,10 @@ void sample_tokens(TensorView logits, TensorView num_nodes, TensorView temperatu
   p.tree_tokens = optional<int32_t>("tree.tokens", tree_tokens, DType::kInt32, {b, n}, logits);
   p.tree_parents = optional<int32_t>("tree.parents", tree_parents, DType::kInt32, {b, n}, logits);
   p.state = checked_state(state, logits);
-  const bool penalties = state.repetition_penalty.present() || state.presence_penalty.present() ||
-                         state.frequency_penalty.present();
-  check(!penalties || n <= 1 || tree_tokens.present(), "tree: expected a tree with penalties over ", n,
-        " nodes, got None");
   p.tokens = tokens.as<int32_t>();
   p.log_probs = per_node<float>("log_probs", log_probs, DType::kFloat32, b, n, logits);
   p.flags = per_node<int32_t>("flags", flags, DType::kInt32, b, n, logits);
+  check_disjoint({{"tokens", tokens}, {"log_probs", log_probs}, {"flags", flags}});
   const DeviceGuard guard(logits);
   logits.device == DeviceType::kCPU ? cpu::sample_tokens(p) : cuda::sample_tokens(p, stream);
 }

@@ -91,6 +91,14 @@ void expand_tree(TensorView tokens, TensorView log_probs, int level, int levels,
   p.beam_tokens = on.output<int32_t>("beam_tokens", beam_tokens, kInt, {b, k});
   p.beam_rows = on.output<int32_t>("beam_rows", beam_rows, kInt, {b, k});
   p.beam_mask = on.output<int32_t>("beam_mask", beam_mask, kInt, {b, k, mask_words(levels * k)});
+  check_disjoint({{"candidate_tokens", candidate_tokens},
+                  {"candidate_scores", candidate_scores},
+                  {"candidate_parents", candidate_parents},
+                  {"beam_candidates", beam_candidates},
+                  {"beam_scores", beam_scores},
+                  {"beam_tokens", beam_tokens},
+                  {"beam_rows", beam_rows},
+                  {"beam_mask", beam_mask}});
   const DeviceGuard guard(tokens);
   tokens.device == DeviceType::kCPU ? cpu::expand_tree(p) : cuda::expand_tree(p, stream);
 }
@@ -122,6 +130,15 @@ void build_tree(TensorView root_tokens, TensorView candidate_tokens, TensorView 
   p.tree.first_child = on.output<int32_t>("tree.first_child", tree.first_child, kInt, {b, n});
   p.tree.next_sibling = on.output<int32_t>("tree.next_sibling", tree.next_sibling, kInt, {b, n});
   if (selected.present()) p.selected = on.output<int32_t>("selected", selected, kInt, {b, n});
+  check_disjoint({{"tree.tokens", tree.tokens},
+                  {"tree.parents", tree.parents},
+                  {"tree.depths", tree.depths},
+                  {"tree.mask", tree.mask},
+                  {"tree.scores", tree.scores},
+                  {"tree.num_nodes", tree.num_nodes},
+                  {"tree.first_child", tree.first_child},
+                  {"tree.next_sibling", tree.next_sibling},
+                  {"selected", selected}});
   const DeviceGuard guard(root_tokens);
   root_tokens.device == DeviceType::kCPU ? cpu::build_tree(p) : cuda::build_tree(p, stream);
 }

@@ -67,6 +67,11 @@ void verify(TensorView tokens, TensorView first_child, TensorView next_sibling, 
   p.next_tokens = per_request("next_tokens", next_tokens, b, tokens);
   p.finished = per_request("finished", finished, b, tokens);
   p.new_seq_lens = per_request("new_seq_lens", new_seq_lens, b, tokens);
+  check_disjoint({{"path", path},
+                  {"num_accepted", num_accepted},
+                  {"next_tokens", next_tokens},
+                  {"finished", finished},
+                  {"new_seq_lens", new_seq_lens}});
   const DeviceGuard guard(tokens);
   tokens.device == DeviceType::kCPU ? cpu::verify(p) : cuda::verify(p, stream);
 }

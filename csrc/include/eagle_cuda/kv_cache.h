@@ -12,7 +12,7 @@ namespace eagle {
 // scales it has. Since path[i] >= i, ascending order is hazard-free in place; where path[i] == i nothing is
 // read or written. A path entry below i or at or beyond `max_nodes` is malformed: the request's rows are left
 // alone from there on. A row whose source or destination is missing is skipped. num_accepted <= 0: nothing
-// moves. Elements are moved as bits: any dtype of 1, 2 or 4 bytes.
+// moves. Elements are moved as bits: any DType of 1, 2 or 4 bytes.
 //
 // Rows must not share memory: where a page table names a page twice, in one request or in two, the rows of
 // that page are undefined afterwards (nothing outside the caches is touched).
