@@ -18,7 +18,67 @@ from eagle_cuda.sampling import Sampled, sample_tokens
 INF, NAN = float("inf"), float("nan")
 
 
+class Corner(NamedTuple):
+    """Groups of (tokens, lowest z, width) from the top; all else has z = 800. top-k cuts the last group,
+    and top-p ends at the tokens of these ranks."""
+
+    groups: list[tuple[int, float, float]]
+    top_k: int
+    ranks: list[int]
+
+
+# Rows in which the bounds of the mass that top-k leaves do not agree in which bucket top-p ends: large z make
+# the last bucket wide.
+CORNER_VOCAB = 98304
+TOP = [(1, 961 + 7 * 2**-14, 0), (11999, 961, 2**-12)]  # keys of one bucket, counted unlike the middle's
+MIDDLE, LAST = (12000, 960.1875, 2**-13), (20000, 959.90625, 2**-6)
+FEW_LAST = (8000, 959.90625, 2**-5)
+SMALL = [(5, z, 2**-12) for z in (960.34, 960.32, 960.3)]
+CORNERS = {
+    # The keys of two buckets are counted while those of the last are counted, and while they are listed.
+    "counted": Corner([*TOP, MIDDLE, LAST], 34000, [11995, 11999, 12000, 12010]),
+    "listed": Corner([*TOP, MIDDLE, FEW_LAST], 28000, [11995, 11999, 12000, 12005]),
+    # One of the two is the last bucket.
+    "in the last": Corner([*TOP, LAST], 22000, [11995, 11999, 12000, 12010]),
+    # Small buckets lie between the two.
+    "between": Corner(
+        [*TOP, *SMALL, MIDDLE, FEW_LAST], 28015, [11995, 11999, 12000, 12005, 12014, 12015, 12020]
+    ),
+    # A bin is 2048 wide, and what could lie between is not few unless buckets hold only what matters of it.
+    "crowd": Corner(
+        [(12000, 16998, 0.5), (9000, 16996, 0.1), (60000, 16994, 1.9)], 51000, [11999, 12000, 16000, 21000]
+    ),
+    # Masses of 2^-32 and 0 share the last bucket.
+    "dust": Corner(
+        [(1, 1000, 0), (9000, 978, 0.01), (9000, 977.9, 0.01), (30000, 977.81, 0.016)],
+        33001,
+        [9000, 16000, 18000, 20000],
+    ),
+}
+
+
+def make_corner(corner: Corner) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    row = torch.full((CORNER_VOCAB,), 800.0)
+    order = torch.randperm(CORNER_VOCAB, generator=generator)
+    first = 0
+    for count, lowest, width in corner.groups:
+        row[order[first : first + count]] = lowest + width * torch.rand(count, generator=generator)
+        first += count
+    return row
+
+
+def corner_settings(kind: str) -> list[Setting]:
+    corner = CORNERS[kind]
+    z = make_corner(corner).sort(descending=True).values[: corner.top_k]
+    masses = torch.exp((z - z[0]).double())
+    ends = [(masses[:rank].sum() + masses[rank] / 2) / masses.sum() for rank in corner.ranks]
+    return [Setting(kind, top_k=corner.top_k, top_p=float(end)) for end in ends]
+
+
 def make_row(kind: str, vocab: int, generator: torch.Generator) -> torch.Tensor:
+    if kind in CORNERS:
+        return make_corner(CORNERS[kind])
     normal = torch.randn(vocab, generator=generator)
     spread = torch.rand(vocab, generator=generator)
     row = {
@@ -146,6 +206,8 @@ for number, (vocab, count) in enumerate(
             FULL[key] = Batch(vocab, dtype, more, "joint" if rule == "sequential" else "sequential", skew + 2)
 BATCHES["128256-bfloat16"] = Batch(128256, BF16, random_settings(128256, 8, 99), "sequential")
 BATCHES["262144-float32"] = Batch(262144, F32, FLATTEST[::2] + LARGE[:1], "sequential")
+for kind in CORNERS:
+    BATCHES[f"corner {kind}"] = Batch(CORNER_VOCAB, F32, corner_settings(kind), "sequential")
 BATCHES["262144-bfloat16"] = Batch(262144, BF16, FLATTEST[1::4] + LARGE[1:], "joint", 1)
 FULL["128256-float32"] = Batch(128256, F32, random_settings(128256, 12, 98), "joint", 1)
 FULL["262144-float32"] = Batch(262144, F32, FLATTEST + LARGE, "joint", 2)

@@ -94,6 +94,12 @@ def test_error_bound(measured, function):
         assert worst <= BOUNDS[function], f"{function} on {isa}: {worst} ulp at 0x{at}"
 
 
+def test_exp_keeps_the_order(programs):
+    """Masses fall with the logits: sample_tokens bounds the mass of a range of logits by that of its ends."""
+    program = list(programs.values())[-1]  # all have the same bits; this one is fast
+    assert subprocess.run([program, "1", "order"], check=True, capture_output=True).stdout == b"0\n"
+
+
 def test_same_bits_for_every_instruction_set(measured):
     reference = measured["generic"]
     for isa, results in measured.items():

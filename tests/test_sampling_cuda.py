@@ -16,7 +16,19 @@ import torch
 
 from eagle_cuda.sampling import Sampled, gumbel_noise, sample_tokens
 from guarded import Guards
-from sampling_cases import BATCHES, FULL, Batch, Setting, make_logits, sample, words
+from sampling_cases import (
+    BATCHES,
+    CORNER_VOCAB,
+    CORNERS,
+    FULL,
+    Batch,
+    Setting,
+    corner_settings,
+    make_corner,
+    make_logits,
+    sample,
+    words,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -211,24 +223,60 @@ def test_reads_of_a_row(kind, reads, options, dtype, simulator):
 
 
 @pytest.mark.op("sample_tokens")
-def test_five_reads_of_a_row_in_one_corner(simulator):
-    """Two values share the row; top-k cuts the second, and the end of top-p falls on the border between."""
-    vocab, first = 49152, 20000
-    logits = torch.zeros(1, 1, vocab)
-    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(3))
-    logits[0, 0, order[:first]], logits[0, 0, order[first : 2 * first]] = 2.0, 1.0
-    mass = np.floor(np.exp(np.float32(-1)).astype(np.float64) * 2**32)
-    top_p = np.float32(first * 2**32 / (first * 2**32 + 10000 * mass))
-    with simulator.counting() as counters:
-        sample_tokens(
-            logits,
-            temperature=torch.ones(1),
-            seeds=torch.ones(1, dtype=torch.int64),
-            positions=torch.zeros(1, 1, dtype=torch.int32),
-            top_k=torch.tensor([first + 10000], dtype=torch.int32),
-            top_p=torch.tensor([float(top_p)]),
+@pytest.mark.parametrize("kind", CORNERS)
+def test_four_reads_of_a_row_in_a_corner(kind, simulator):
+    """Wherever top-p ends when the bounds of the mass that top-k leaves do not say in which bucket."""
+    for setting in corner_settings(kind):
+        with simulator.counting() as counters:
+            sample(Batch(CORNER_VOCAB, torch.float32, [setting]))
+        assert 4 * 4 * CORNER_VOCAB <= counters.global_load_bytes <= 4 * 4 * CORNER_VOCAB + 64, setting
+
+
+def favourite_at(row: torch.Tensor, rank: int) -> tuple[torch.Tensor, int, int]:
+    """The values of `row` in an order in which the token of this rank wins; that token, and the seed."""
+    z = row.sort(descending=True).values
+    tied = (z == z[rank]).nonzero()[:, 0]
+    before, after = rank - int(tied[0]), int(tied[-1]) - rank
+    for seed in range(100):
+        noise = gumbel_noise(torch.tensor([seed]), torch.zeros(1, dtype=torch.int32), len(row))[0]
+        token = int(noise.argmax())
+        ids = torch.randperm(len(row), generator=torch.Generator().manual_seed(seed))
+        below, above = ids[ids < token], ids[ids > token]
+        if len(below) < before or len(above) < after:
+            continue
+        others = torch.cat([below[before:], above[after:]])
+        tie = torch.cat([below[:before], torch.tensor([token]), above[:after]])
+        mixed = torch.empty_like(row)
+        mixed[torch.cat([others[: tied[0]], tie, others[tied[0] :]])] = z
+        if int((mixed + noise).argmax()) == token:
+            return mixed, token, seed
+    raise AssertionError("no such seed")
+
+
+@pytest.mark.op("sample_tokens")
+@pytest.mark.parametrize("kind", [kind for kind in CORNERS if kind != "dust"])
+def test_corners_to_the_token(kind):
+    """A token that wins if it takes part does so where top-p ends with it, not where it ends before it."""
+    corner = CORNERS[kind]
+    for rank in corner.ranks:
+        row, token, seed = favourite_at(make_corner(corner), rank)
+        z = row.sort(descending=True).values[: corner.top_k]
+        masses = torch.exp((z - z[0]).double())
+        ends = [masses[:rank].sum() + masses[rank] / 2, masses[:rank].sum() - masses[rank] / 2]
+        tokens = (
+            sample_tokens(
+                row.repeat(2, 1, 1),
+                temperature=torch.ones(2),
+                seeds=torch.full((2,), seed),
+                positions=torch.zeros(2, 1, dtype=torch.int32),
+                top_k=torch.full((2,), corner.top_k, dtype=torch.int32),
+                top_p=torch.stack(ends).div(masses.sum()).float(),
+            )
+            .tokens[:, 0]
+            .tolist()
         )
-    assert 5 * 4 * vocab <= counters.global_load_bytes <= 5 * 4 * vocab + 64
+        assert tokens[0] == token, rank
+        assert tokens[1] != token, rank
 
 
 def test_cases_reach_every_alignment():

@@ -2,7 +2,7 @@
 //   name  largest error in ulp  argument (bits) of that error  checksum of all result bits
 // Built by tests/test_numeric.py for several instruction sets; the checksums must be equal.
 // Usage: numeric_check STRIDE   every STRIDE-th float of all 2^32 is tried (1: all).  STRIDE dump:
-// conversions only, raw.
+// conversions only, raw.  STRIDE order: exp alone, at every float from -24 to -2^-30.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -99,6 +99,18 @@ void dump_conversions(uint64_t stride) {
   }
 }
 
+// How often exp falls from one float to the next larger one, from -24 to -2^-30, beyond which it is 1.
+uint64_t falls_of_exp() {
+  static float out[kBlock + 1];
+  const uint32_t last = eagle::float_bits(-24.0f);
+  uint64_t falls = 0;
+  for (uint32_t begin = eagle::float_bits(-0x1p-30f); begin < last; begin += kBlock) {
+    for (int i = 0; i <= kBlock; ++i) out[i] = eagle::exp_f32(eagle::bits_float(begin + uint32_t(i)));
+    for (int i = 0; i < kBlock; ++i) falls += out[i] < out[i + 1];
+  }
+  return falls;
+}
+
 bool any(float) { return true; }
 // Below -87, exp(-x) overflows: sigmoid and silu go to zero where the exact results are below 1e-35.
 bool body(float x) { return !(x < -87.0f); }
@@ -109,6 +121,10 @@ float in(float y, float low, float high) { return y >= low && y <= high ? 0.0f :
 
 int main(int argc, char** argv) {
   const uint64_t stride = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1021;
+  if (argc > 2 && !std::strcmp(argv[2], "order")) {
+    std::printf("%llu\n", static_cast<unsigned long long>(falls_of_exp()));
+    return 0;
+  }
   if (argc > 2) {
     !std::strcmp(argv[2], "bf16") ? dump_conversions<eagle::bf16_t>(stride)
                                   : dump_conversions<eagle::half_t>(stride);

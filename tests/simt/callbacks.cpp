@@ -42,6 +42,7 @@ inline void observe(Thread& me, const Touch& touch, bool whole_word) {
   } else {
     touch_global(me, touch);
     if (whole_word) require_aligned(me, touch);
+    if (!touch.write) note_unlogged_read(touch.pc);
   }
   maybe_preempt();
 }

@@ -64,6 +64,7 @@ class Check {
       if (touch_.path == Path::kReadOnly && overlap(earlier, epoch) && !earlier_launch(earlier))
         return say("read-only load of what the launch writes", code_at(cell.write_place));
     }
+    if (touch_.path == Path::kReadOnly) mark_read_only(cell, epoch);
     const int oldest = ordered(cell.reads[0], thread_) ? 0 : 1;
     // Atomic reads race with less: they do not take the place of a plain one.
     if (epoch.atomic() && !cell.reads[oldest].atomic() && !ordered(cell.reads[oldest], thread_)) return true;
@@ -84,7 +85,18 @@ class Check {
     if (epoch.bytes() & 12) cell.writes[1] = epoch;
     cell.write_place = place_of(touch_.pc);
     cell.written |= epoch.bytes();
+    const Epoch read_only = last_read_only(cell);
+    if (overlap(read_only, epoch) && !earlier_launch(read_only))
+      return say("read-only load of what the launch writes", code_at(cell.read_only_at));
     return true;
+  }
+
+  static Epoch last_read_only(const Cell& cell) { return {cell.read_only_time, 0, false, cell.read_only}; }
+  void mark_read_only(Cell& cell, const Epoch& epoch) const {
+    if (earlier_launch(last_read_only(cell))) cell.read_only = 0;
+    cell.read_only |= uint8_t(epoch.bytes());
+    cell.read_only_time = epoch.time();
+    cell.read_only_at = place_of(touch_.pc);
   }
 
   static bool overlap(const Epoch& a, const Epoch& b) { return a.bytes() & b.bytes(); }

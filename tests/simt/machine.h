@@ -90,7 +90,8 @@ struct Launch {
   void* host_context;
   void* os_thread;
   bool aborted;
-  uint64_t polls;  // since memory last changed or threads last met
+  uint64_t polls;           // since memory last changed
+  uint64_t unlogged_reads;  // plain ones of global memory
 };
 
 inline Launch running;

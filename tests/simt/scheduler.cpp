@@ -281,4 +281,9 @@ void log_access(Thread& thread, const traffic::Access& access) {
   poll_at(access.pc, kLogLimit);
 }
 
+// The same for reads that no log holds.
+void note_unlogged_read(const void* pc) {
+  if (++running.unlogged_reads % kLogLimit == 0) poll_at(pc, kLogLimit);
+}
+
 }  // namespace simt

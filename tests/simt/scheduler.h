@@ -25,11 +25,12 @@ void start(Thread& first);         // from the host, until the wave is done or a
 [[noreturn]] void exit_thread();   // the running thread is done
 [[noreturn]] void abort_launch();  // back to the host at once; no fiber of this launch runs again
 
-// Memory changed or threads met: whoever polls has something to see.
+// Memory changed: whoever polls has something to see.
 inline void note_progress() { running.polls = 0; }
 
 // Adds what the lanes of the warp accessed since they last stood together to the traffic counters.
 void account_traffic(Warp& warp);
 void log_access(Thread& thread, const traffic::Access& access);
+void note_unlogged_read(const void* pc);
 
 }  // namespace simt

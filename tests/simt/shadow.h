@@ -26,8 +26,10 @@ class Epoch {
 struct Cell {
   Epoch writes[3];  // of the lower and the upper two bytes; an atomic one of another thread before the last
   Epoch reads[2];
-  uint32_t write_place, read_places[2];  // in the code
-  uint8_t written;                       // bytes that hold a value
+  uint32_t write_place, read_places[2];   // in the code
+  uint32_t read_only_time, read_only_at;  // of the last load through the read-only path, and its place
+  uint8_t read_only;                      // bytes that the launch of that time loaded so
+  uint8_t written;                        // bytes that hold a value
 };
 
 }  // namespace simt::checker

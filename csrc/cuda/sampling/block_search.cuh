@@ -91,8 +91,8 @@ __device__ __forceinline__ Crossing find_crossing(uint32_t n, uint64_t before, u
 
 // Ascending. A bitonic network whose first step of every size is mirrored, so that all comparisons point one
 // way and what lies beyond n need not exist.
-template <int kThreads>
-__device__ __forceinline__ void block_sort(uint64_t* list, uint32_t n) {
+template <int kThreads, class Word>
+__device__ __forceinline__ void block_sort(Word* list, uint32_t n) {
   for (uint32_t size = 2; size / 2 < n; size *= 2)
     for (uint32_t distance = size / 2; distance > 0; distance /= 2) {
       const bool mirrored = distance == size / 2;
@@ -100,7 +100,7 @@ __device__ __forceinline__ void block_sort(uint64_t* list, uint32_t n) {
         const uint32_t offset = i % distance, low = (i - offset) * 2 + offset;
         const uint32_t high = mirrored ? (i - offset) * 2 + size - 1 - offset : low + distance;
         if (high >= n) continue;
-        const uint64_t a = list[low], b = list[high];
+        const Word a = list[low], b = list[high];
         if (a > b) list[low] = b, list[high] = a;
       }
       __syncthreads();

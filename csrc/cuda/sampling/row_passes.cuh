@@ -20,17 +20,12 @@ struct SamplingMemory {
   static constexpr bool kWithBuckets = kThreads > kWarpSize;
   static constexpr uint32_t kCapacity = kWithBuckets ? cuda::kCapacity : kThreads * 8;
 
-  struct Exact {
-    union {
-      uint64_t list[kCapacity];  // order_key << 32 | token
-      uint32_t other_counts[kCapacity];
-    };
-    uint32_t counts[kWithBuckets ? kCapacity : 1];  // of one key each
-  };
   struct Nothing {};
   union {
     std::conditional_t<kWithBuckets, BucketTable, Nothing> buckets;
-    Exact exact;
+    uint64_t list[kCapacity];                          // order_key << 32 | token
+    uint32_t counts[kWithBuckets ? 3 : 1][kCapacity];  // of one key each, by range
+    uint32_t keys[kCapacity];                          // in place of the first range's counts
   };
   __device__ __forceinline__ uint32_t* bins() {
     if constexpr (kWithBuckets) return buckets.bins;
@@ -39,6 +34,7 @@ struct SamplingMemory {
 
   Settings settings;
   BlockScratch<kThreads> scratch;
+  KeyRange ends[2];  // where top-p may end: whose keys are counted, if countable
   uint32_t listed;
   uint32_t limit;                          // Trial
   uint32_t ties[2][kThreads / kWarpSize];  // of a vector, by warp; two turns
@@ -81,7 +77,12 @@ struct RowPasses {
 
   __device__ __forceinline__ void list(uint32_t key, uint32_t token) const {
     const uint32_t at = atomicAdd(&shared.listed, 1u);
-    if (at < kCapacity) shared.exact.list[at] = static_cast<uint64_t>(key) << 32 | token;
+    if (at < kCapacity) shared.list[at] = static_cast<uint64_t>(key) << 32 | token;
+  }
+
+  __device__ __forceinline__ void list_key(uint32_t key) const {
+    const uint32_t at = atomicAdd(&shared.listed, 1u);
+    if (at < kCapacity) shared.keys[at] = key;
   }
 
   // min-p, after a cheap test that spares most tokens the exponential. e has 24 bits: 1e-3 is far beyond its
@@ -149,8 +150,8 @@ struct RowPasses {
   __device__ __forceinline__ void choose_listed(const KeyRange& range, uint64_t total, Trial& trial) const {
     __syncthreads();
     const uint32_t n = min(shared.listed, kCapacity);
-    const uint64_t* const list = shared.exact.list;
-    block_sort<kThreads>(shared.exact.list, n);
+    const uint64_t* const list = shared.list;
+    block_sort<kThreads>(shared.list, n);
     const auto mass = [&](uint32_t i) { return key_mass(static_cast<uint32_t>(list[i] >> 32), z_max); };
 
     uint32_t kept = n;
@@ -194,37 +195,47 @@ struct RowPasses {
     __syncthreads();
   }
 
-  // A pass over the tokens of two ranges; one without tokens is left out. Those of the first are listed, or
-  // counted by key >> bits; those of the second are counted by key.
+  // A pass over the tokens of three ranges, any of which may have none. Of `range` the keys are listed, or
+  // its tokens are counted by key >> bits; those of `ends` are counted by key.
   struct Survey {
-    KeyRange first;
+    KeyRange range;
     bool listed;
     int bits;
     uint32_t* counts;
-    KeyRange second;
   };
+
+  // For the next survey; all threads have left what stood here.
+  __device__ __forceinline__ void set_ends(const KeyRange& first, const KeyRange& second) const {
+    __syncthreads();
+    if (threadIdx.x == 0) shared.ends[0] = first, shared.ends[1] = second;
+  }
 
   __device__ __forceinline__ void survey(const Survey& v) const {
     clear_list();
-    if (v.first.tokens > 0 && !v.listed) clear_counts(v.counts, (v.first.last - v.first.first) >> v.bits);
-    if (v.second.tokens > 0) clear_counts(shared.exact.counts, v.second.last - v.second.first);
+    const KeyRange a = shared.ends[0], b = shared.ends[1];
+    const bool with_a = a.countable(), with_b = b.countable();
+    if (v.range.tokens > 0 && !v.listed) clear_counts(v.counts, (v.range.last - v.range.first) >> v.bits);
+    if (with_a) clear_counts(shared.counts[1], a.last - a.first);
+    if (with_b) clear_counts(shared.counts[2], b.last - b.first);
     __syncthreads();
-    BinCounter first{v.counts, 0, 0}, second{shared.exact.counts, 0, 0};
-    for_each_vector<kThreads>(row, [&](const auto& x, uint32_t token, int) {
+    BinCounter counter{v.counts, 0, 0}, counter_a{shared.counts[1], 0, 0}, counter_b{shared.counts[2], 0, 0};
+    for_each_vector<kThreads>(row, [&](const auto& x, uint32_t, int) {
 #pragma unroll
       for (int i = 0; i < Row<T>::kPerVector; ++i) {
         const uint32_t key = order_key(scaled(x[i]));
-        if (v.first.tokens > 0 && v.first.contains(key)) {
+        if (v.range.tokens > 0 && v.range.contains(key)) {
           if (v.listed)
-            list(key, token + i);
+            list_key(key);
           else
-            first.add((key - v.first.first) >> v.bits);
+            counter.add((key - v.range.first) >> v.bits);
         }
-        if (v.second.tokens > 0 && v.second.contains(key)) second.add(key - v.second.first);
+        if (with_a && a.contains(key)) counter_a.add(key - a.first);
+        if (with_b && b.contains(key)) counter_b.add(key - b.first);
       }
     });
-    first.flush();
-    second.flush();
+    counter.flush();
+    counter_a.flush();
+    counter_b.flush();
     __syncthreads();
   }
   __device__ __forceinline__ void clear_counts(uint32_t* counts, uint32_t last) const {
@@ -233,14 +244,14 @@ struct RowPasses {
 
   // The mass of the first top_k tokens, the last of them in `range`, which has been surveyed.
   __device__ __forceinline__ uint64_t survivors_mass(const KeyRange& range) const {
-    const uint32_t* const counts = shared.exact.other_counts;
+    const uint32_t* const counts = shared.counts[0];
     const uint64_t left = s.top_k - range.tokens_before;
     uint64_t sum = 0;
     if (range.few()) {
       const uint32_t n = min(shared.listed, kCapacity);
-      block_sort<kThreads>(shared.exact.list, n);
+      block_sort<kThreads>(shared.keys, n);
       for (uint32_t i = threadIdx.x; i < min(uint64_t{n}, left); i += kThreads)
-        sum += key_mass(static_cast<uint32_t>(shared.exact.list[i] >> 32), z_max);
+        sum += key_mass(shared.keys[i], z_max);
     } else {
       const Crossing c = find_crossing<kThreads>(
           range.keys(), 0, left, [&](uint32_t i) { return uint64_t{counts[i]}; }, shared.scratch);

@@ -6,8 +6,8 @@
 //   2  min-p alone; the tokens that matter, or those down to top-k's last bin, fit in shared memory
 //   3  top-p of a flatter row, or a large top-k: buckets, then the choice
 //   4  more than kCapacity tokens share the bucket with the boundary (ties): its keys are counted before the
-//      choice; or top-p of what a large top-k leaves: the mass of that is measured before the choice
-//   5  both, where the bounds of that mass do not agree in which bucket top-p ends
+//      choice; or top-p of what a large top-k leaves: the mass of that is measured before the choice, and in
+//      the same pass the keys of the buckets are counted in which top-p may end
 // A row of more than kOneSplitVocab tokens may need more.
 #include <cuda_runtime.h>
 
@@ -25,6 +25,7 @@ struct RowSampler : RowPasses<T, kThreads> {
   using Passes::clear_list;
   using Passes::fill;
   using Passes::s;
+  using Passes::set_ends;
   using Passes::shared;
   using Passes::survey;
   using Passes::survivors_mass;
@@ -40,17 +41,16 @@ struct RowSampler : RowPasses<T, kThreads> {
     Part part;
     KeyRange range;
     uint64_t total;
+    const uint32_t* counts;  // of the keys of `range`, if not few
   };
 
-  // After the first pass has counted the tokens of every bin. At most two more passes (three in rare cases
-  // named below) before the choice.
+  // After the first pass has counted the tokens of every bin. At most two more passes before the choice.
   __device__ __forceinline__ Boundary find_boundary() {
-    Boundary found{{~0u, false, 0, 0}, {}, 0};
-    Buckets<kThreads> b{shared.buckets, shared.scratch, order_key(z_max) >> kKeyBits,
-                        last_bin_that_matters(z_max), 0};
-    const auto tokens = [&](uint32_t i) { return uint64_t{b.table.bins[b.first_bin + i]}; };
+    Boundary found{{~0u, false, 0, 0}, {}, 0, nullptr};
+    Buckets<kThreads> b{shared.buckets, shared.scratch, order_key(z_max), last_key_that_matters(z_max), 0};
+    const auto tokens = [&](uint32_t i) { return uint64_t{b.table.bins[b.first_bin() + i]}; };
     uint64_t sum = 0;
-    for (uint32_t i = threadIdx.x; i <= b.last_bin - b.first_bin; i += kThreads) sum += tokens(i);
+    for (uint32_t i = threadIdx.x; i <= b.last_bin() - b.first_bin(); i += kThreads) sum += tokens(i);
     sum = block_sum<kThreads>(sum, shared.scratch);
     if (s.top_k >= sum) s.top_k = 0;  // takes away nothing that matters
     if (s.top_k == 0 && s.top_p == 1.0f) return found;
@@ -59,16 +59,11 @@ struct RowSampler : RowPasses<T, kThreads> {
     if (s.top_k > 0 &&
         !total_of_all) {  // what lies beyond the bin of the last survivor does not matter either
       const Crossing c =
-          find_crossing<kThreads>(b.last_bin - b.first_bin + 1, 0, s.top_k, tokens, shared.scratch);
+          find_crossing<kThreads>(b.last_bin() - b.first_bin() + 1, 0, s.top_k, tokens, shared.scratch);
       sum = c.before + tokens(c.index);
-      b.last_bin = b.first_bin + c.index;
+      b.last_key = min(b.last_key, (b.first_bin() + c.index) << kKeyBits | ((1u << kKeyBits) - 1));
     }
-    const KeyRange all{b.first_bin << kKeyBits,
-                       b.last_bin << kKeyBits | ((1u << kKeyBits) - 1),
-                       static_cast<uint32_t>(sum),
-                       0,
-                       0,
-                       0};
+    const KeyRange all{b.first_key, b.last_key, static_cast<uint32_t>(sum), 0, 0, 0};
     KeyRange& range = found.range = all;
     if (!all.few()) {
       __syncthreads();
@@ -78,7 +73,7 @@ struct RowSampler : RowPasses<T, kThreads> {
     if (range.few())
       found.part = {range.first, true, range.last, 0};
     else
-      found.part = find_key(range, found.total);
+      found.part = find_key(range, found.total, found.counts);
     return found;
   }
 
@@ -88,12 +83,12 @@ struct RowSampler : RowPasses<T, kThreads> {
     enum class Pass { kBuckets, kSurvivors, kBins, kKeys } pass = Pass::kBuckets;
     bool whole = true;  // the buckets are those of `all`
     KeyRange& range = found.range;
-    KeyRange least{}, most{};  // buckets of top-p's end for the least and the most mass that top-k may leave
     Survey v{};
     for (;;) {
       if (pass == Pass::kBuckets) {
         fill(b, range);
         if (total_of_all && whole) found.total = b.total_mass();
+        if (whole) s.top_k = min(s.top_k, b.total_tokens());  // the last bin may hold more than matters
         range = find_bucket(b, range, found.total);
         if (!range.fits()) {  // not in rows up to kOneSplitVocab
           b.zoom(range);
@@ -101,30 +96,36 @@ struct RowSampler : RowPasses<T, kThreads> {
           continue;
         }
         v = {};
+        found.counts = shared.counts[1];
         if (s.top_p == 1.0f || found.total > 0) {
           if (range.few()) return;
-          v.second = range;
+          set_ends(range, {});
           pass = Pass::kKeys;
         } else {  // top-p of what top-k leaves
-          v.first = range, v.listed = range.few(), v.counts = shared.exact.other_counts;
-          if (whole) find_top_p_buckets(b, range, all, least, most);
-          if (whole && least.first == most.first && !least.few() && least.fits()) v.second = least;
+          v.range = range, v.listed = range.few(), v.counts = shared.counts[0];
+          if (whole)
+            find_ends(b, range, all);
+          else
+            set_ends({}, {});
           pass = Pass::kSurvivors;
         }
       } else {
         survey(v);
         if (pass == Pass::kKeys) return;
         if (pass == Pass::kSurvivors) {
-          found.total = survivors_mass(v.first);
+          found.total = survivors_mass(v.range);
           s.top_k = 0;  // top-p ends within what it leaves
-          range = between(least, most, top_p_target(s.top_p, found.total));
+          range = between(shared.ends[0], shared.ends[1], top_p_target(s.top_p, found.total));
           if (whole && range.fits()) {
-            if (range.few() || range.first == v.second.first) return;
+            if (range.first == shared.ends[1].first) found.counts = shared.counts[2];
+            if (range.few() || range.first == shared.ends[0].first || range.first == shared.ends[1].first)
+              return;
             v = {};
-            v.second = range;
+            set_ends(range, {});
             pass = Pass::kKeys;
           } else {
-            v = {{0, ~0u, 1, 0, 0, 0}, false, kKeyBits, b.table.bins, {}};
+            v = {{0, ~0u, 1, 0, 0, 0}, false, kKeyBits, b.table.bins};
+            set_ends({}, {});
             pass = Pass::kBins;
           }
         } else {
@@ -148,24 +149,32 @@ struct RowSampler : RowPasses<T, kThreads> {
     return s.top_k == 0 || other.first < found.first ? other : found;
   }
 
-  // The mass that top-k leaves is known but for that of its last tokens, in `last`; the bounds of that mostly
-  // agree in which bucket top-p ends. exp_f32 need not be monotone, hence 2^-20.
-  __device__ __forceinline__ void find_top_p_buckets(const Buckets<kThreads>& b, const KeyRange& last,
-                                                     const KeyRange& all, KeyRange& least,
-                                                     KeyRange& most) const {
-    const uint64_t left = s.top_k - last.tokens_before;
+  // Where top-p may end within what top-k leaves. The mass of that is known but for the first n tokens of
+  // `last`, each of a mass from a down to b, as masses fall with the keys. The mass of `last` bounds theirs,
+  // too; it settles it where a - b <= 1.
+  //
+  // Between the buckets of both bounds lie at most n (a - b) / a <= n tokens, as each has at least a. Even of
+  // many n that is few: the bin of `last` has N >= n of the row's V tokens and at most 26 in z that matter,
+  // so that `last` is at most 2 * 26 / (N kSplit / V - 3) wide; (a - b) / a is no more, or, as masses are
+  // rounded down, no more than twice that.
+  static_assert(4 * 27 * kOneSplitVocab / kSplit <= kCapacity);
+  __device__ __forceinline__ void find_ends(const Buckets<kThreads>& b, const KeyRange& last,
+                                            const KeyRange& all) const {
+    const uint64_t left = s.top_k - last.tokens_before, each = key_mass(last.last, z_max);
+    const uint64_t spread = key_mass(last.first, z_max) - each, excess = last.mass - last.tokens * each;
+    KeyRange least{}, most{};
 #pragma unroll 1
     for (int end = 0; end < 2; ++end) {
-      const uint64_t mass = left * key_mass(end ? last.first : last.last, z_max);
-      const uint64_t bound = last.mass_before + (end ? mass + (mass >> 20) + left : mass - (mass >> 20));
-      most = b.find_mass(top_p_target(s.top_p, bound), all);
+      const uint64_t more = end || spread <= 1 ? min(left * spread, excess) : 0;
+      most = b.find_mass(top_p_target(s.top_p, last.mass_before + left * each + more), all);
       if (!end) least = most;
     }
+    set_ends(least, least.first == most.first ? KeyRange{} : most);
   }
 
-  // The bucket of the two in which the mass reaches `target`, or what lies between them.
+  // The bucket of the two, or of the only one, in which the mass reaches `target`, or what lies between them.
   __device__ __forceinline__ KeyRange between(const KeyRange& a, const KeyRange& b, uint64_t target) const {
-    if (target <= a.mass_before + a.mass || a.first == b.first) return a;
+    if (target <= a.mass_before + a.mass || b.tokens == 0) return a;
     if (target > b.mass_before) return b;
     const uint64_t before = a.tokens_before + a.tokens;
     return {a.last + 1, b.first - 1, static_cast<uint32_t>(b.tokens_before - before),
@@ -173,8 +182,8 @@ struct RowSampler : RowPasses<T, kThreads> {
   }
 
   // The key at the boundary, and how many of its tokens are inside, in `range`, whose keys have been counted.
-  __device__ __forceinline__ Part find_key(const KeyRange& range, uint64_t total) const {
-    const uint32_t* const counts = shared.exact.counts;
+  __device__ __forceinline__ Part find_key(const KeyRange& range, uint64_t total,
+                                           const uint32_t* counts) const {
     uint32_t index = ~0u, ties = 0;
     if (s.top_k > 0) {
       const Crossing c = find_crossing<kThreads>(
@@ -202,7 +211,7 @@ struct RowSampler : RowPasses<T, kThreads> {
 
   // The token of a row whose largest z is finite or +inf. `listed`, `counted`: what the first pass has done.
   __device__ __forceinline__ uint32_t sample(bool listed, bool counted) {
-    Boundary found{{~0u, false, 0, 0}, {0, ~0u, 0, 0, 0, 0}, 0};
+    Boundary found{{~0u, false, 0, 0}, {0, ~0u, 0, 0, 0, 0}, 0, nullptr};
     if (z_max == kInfinity)  // beats every noise: the lowest token that has it
       s.min_p = 0.0f, listed = false;
     else if constexpr (Memory::kWithBuckets)

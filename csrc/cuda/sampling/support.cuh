@@ -2,10 +2,11 @@
 // Which tokens survive top-k and top-p, for a row too long for shared memory.
 //
 // The first pass over the row counts tokens by the leading 12 bits of order_key(z) (bins). Of these only the
-// bins that reach down to z_max - 26 matter: no noise lifts a token from further below to the best, and its
-// mass is 0. A second pass splits every bin into buckets, the more the more tokens it has, and sums tokens
-// and mass per bucket. The bucket with the boundary then either has few enough tokens to be gathered, or few
-// enough keys for one counter each. Masses are sums of integers: their order does not matter.
+// keys from z_max down to z_max - 26 matter: no noise lifts a token from further below to the best, and its
+// mass is 0. A second pass splits what matters of every bin into buckets, the more the more tokens the bin
+// has, and sums tokens and mass per bucket. The bucket with the boundary then either has few enough tokens to
+// be gathered, or few enough keys for one counter each. Masses are sums of integers: their order does not
+// matter.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -89,13 +90,12 @@ struct BucketCounter {
   }
 };
 
-// The last bin with a token that can win or has mass, where the first is that of z_max.
-__device__ __forceinline__ uint32_t last_bin_that_matters(float z_max) {
-  uint32_t low = order_key(z_max) >> kKeyBits, high = kBins - 9;  // the bin of -FLT_MAX
+// The last key of a token that can win or has mass, where the first is that of z_max.
+__device__ __forceinline__ uint32_t last_key_that_matters(float z_max) {
+  uint32_t low = order_key(z_max), high = order_key(kLowestFloat);
   while (low < high) {
-    const uint32_t middle = (low + high + 1) / 2;
-    const float largest = from_order_key(middle << kKeyBits);
-    if (largest + kMaxGumbel >= z_max + kMinGumbel)
+    const uint32_t middle = high - (high - low) / 2;
+    if (from_order_key(middle) + kMaxGumbel >= z_max + kMinGumbel)
       low = middle;
     else
       high = middle - 1;
@@ -110,9 +110,10 @@ struct KeyRange {
   uint64_t mass;  // of a bucket; else 0
   uint64_t tokens_before, mass_before;
 
-  // Few tokens to list, or few keys to count.
+  // Few tokens to list, or many of few keys to count.
   __device__ __forceinline__ bool fits() const { return few() || keys() <= kCapacity; }
   __device__ __forceinline__ bool few() const { return tokens <= kCapacity; }
+  __device__ __forceinline__ bool countable() const { return !few() && keys() <= kCapacity; }
 
   __device__ __forceinline__ uint32_t keys() const { return last - first + 1; }
   __device__ __forceinline__ bool contains(uint32_t key) const { return key - first <= last - first; }
@@ -122,23 +123,24 @@ template <int kThreads>
 struct Buckets {
   BucketTable& table;
   BlockScratch<kThreads>& scratch;
-  uint32_t first_bin, last_bin;
-  uint32_t count;  // of buckets
+  uint32_t first_key, last_key;  // that matter
+  uint32_t count;                // of buckets
+
+  __device__ __forceinline__ uint32_t first_bin() const { return first_key >> kKeyBits; }
+  __device__ __forceinline__ uint32_t last_bin() const { return last_key >> kKeyBits; }
 
   // Turns the counts of the bins into their shares of the buckets. `tokens`: the sum of these counts.
   __device__ __forceinline__ void share_out(uint32_t tokens) {
-    const uint32_t bins = last_bin - first_bin + 1, share = (bins + kThreads - 1) / kThreads;
-    const uint32_t begin = min(bins, threadIdx.x * share), end = min(bins, begin + share);
+    const uint32_t bins = last_bin() - first_bin() + 1, share = (bins + kThreads - 1) / kThreads;
+    const uint32_t begin = first_bin() + min(bins, threadIdx.x * share);
+    const uint32_t end = min(last_bin() + 1, begin + share);
     uint32_t mine = 0;
-    for (uint32_t i = begin; i < end; ++i)
-      if (const uint32_t n = table.bins[first_bin + i]) mine += 1u << split_bits(n, tokens);
+    for (uint32_t i = begin; i < end; ++i) mine += split(i, tokens).count;
     uint32_t next = static_cast<uint32_t>(block_sum_below<kThreads>(mine, scratch));
     for (uint32_t i = begin; i < end; ++i) {
-      uint32_t& bin = table.bins[first_bin + i];
-      const uint32_t bits = bin > 0 ? split_bits(bin, tokens) : 0;
-      const uint32_t entry = bin > 0 ? next << 5 | (kKeyBits - bits) : kNoBuckets;
-      next += bin > 0 ? 1u << bits : 0;
-      bin = entry;
+      const Split s = split(i, tokens);
+      table.bins[i] = s.count > 0 ? (next - s.skipped) << 5 | s.bits : kNoBuckets;
+      next += s.count;
     }
     count = static_cast<uint32_t>(block_sum<kThreads>(mine, scratch));
     count = min(count, static_cast<uint32_t>(kBuckets));
@@ -148,15 +150,15 @@ struct Buckets {
   // The keys of `range`, a former bucket, by themselves.
   __device__ __forceinline__ void zoom(const KeyRange& range) {
     __syncthreads();
-    for (uint32_t i = first_bin + threadIdx.x; i <= last_bin; i += kThreads) table.bins[i] = kNoBuckets;
+    for (uint32_t i = first_bin() + threadIdx.x; i <= last_bin(); i += kThreads) table.bins[i] = kNoBuckets;
     __syncthreads();
     int bits = 0;
-    while (range.keys() >> bits > kSplit) ++bits;
+    while ((range.last >> bits) - (range.first >> bits) >= kSplit) ++bits;
     if (threadIdx.x == 0) {
       const uint32_t below = (range.first & ((1u << kKeyBits) - 1)) >> bits;
       table.bins[range.first >> kKeyBits] = (0u - below) << 5 | bits;
     }
-    count = range.keys() >> bits;
+    count = (range.last >> bits) - (range.first >> bits) + 1;
     clear();
   }
 
@@ -180,6 +182,12 @@ struct Buckets {
     return block_sum<kThreads>(sum, scratch);
   }
 
+  __device__ __forceinline__ uint32_t total_tokens() const {
+    uint64_t sum = 0;
+    for (uint32_t i = threadIdx.x; i < count; i += kThreads) sum += table.tokens[i];
+    return static_cast<uint32_t>(block_sum<kThreads>(sum, scratch));
+  }
+
   // The buckets in which the k-th token stands, and in which the mass reaches `target`.
   __device__ __forceinline__ KeyRange find_token(uint64_t k, const KeyRange& all) const {
     const Crossing c = find_crossing<kThreads>(
@@ -199,15 +207,26 @@ struct Buckets {
   }
 
  private:
-  // log2 of the buckets of a bin with n of the row's tokens: their share, rounded down, but at least one.
-  static __device__ __forceinline__ uint32_t split_bits(uint32_t n, uint32_t tokens) {
-    const uint32_t share = static_cast<uint32_t>(uint64_t{n} * kSplit / tokens);
-    return share > 1 ? 31 - static_cast<uint32_t>(__clz(static_cast<int>(share))) : 0;
+  // Buckets of 2^bits keys, aligned, as many of them as hold the keys of a bin that matter; `skipped` lie
+  // before these keys.
+  struct Split {
+    uint32_t bits, skipped, count;
+  };
+  // As many buckets as its share of the row's `tokens` allows, but at least one if it has any.
+  __device__ __forceinline__ Split split(uint32_t bin, uint32_t tokens) const {
+    const uint32_t n = table.bins[bin], mask = (1u << kKeyBits) - 1;
+    if (n == 0) return {0, 0, 0};
+    const uint32_t first = bin == first_bin() ? first_key & mask : 0;
+    const uint32_t last = bin == last_bin() ? last_key & mask : mask;
+    const uint32_t share = max(1u, static_cast<uint32_t>(uint64_t{n} * kSplit / tokens));
+    uint32_t bits = kKeyBits;
+    while (bits > 0 && (last >> (bits - 1)) - (first >> (bits - 1)) < share) --bits;
+    return {bits, first >> bits, (last >> bits) - (first >> bits) + 1};
   }
 
   __device__ __forceinline__ KeyRange range_of(uint32_t bucket, uint64_t tokens_before,
                                                uint64_t mass_before) const {
-    for (uint32_t i = first_bin + threadIdx.x; i <= last_bin; i += kThreads) {
+    for (uint32_t i = first_bin() + threadIdx.x; i <= last_bin(); i += kThreads) {
       const uint32_t entry = table.bins[i], bits = entry & 31;
       if (bits == kNoBuckets) continue;
       const uint32_t within = bucket - static_cast<uint32_t>(static_cast<int32_t>(entry) >> 5);
@@ -217,7 +236,9 @@ struct Buckets {
     const uint32_t first = scratch.index;
     const uint32_t bits = table.bins[first >> kKeyBits] & 31;
     __syncthreads();
-    return {first, first + (1u << bits) - 1, table.tokens[bucket], mass(bucket), tokens_before, mass_before};
+    return {max(first, first_key), min(first + (1u << bits) - 1, last_key),
+            table.tokens[bucket],  mass(bucket),
+            tokens_before,         mass_before};
   }
 };
 

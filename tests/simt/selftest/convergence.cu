@@ -177,6 +177,44 @@ bool spin() {
   return true;
 }
 
+// A walk along links that may lead round in a circle. Fast builds see the reads of global memory that go
+// through load, and would hang at the others.
+enum class Links { kShared, kGlobal, kPlainGlobal };
+
+struct Chain {
+  int32_t next[kThreads];
+};
+
+template <Links kLinks>
+__global__ void __launch_bounds__(kThreads) cycle_kernel(const int32_t* x, int32_t* links, int32_t* y) {
+  auto& shared = shared_memory<Chain>();
+  const int t = threadIdx.x;
+  shared.next[t] = load(x + t);
+  store(links + t, load(x + t));
+  __syncthreads();
+  int at = t, steps = 0;
+  for (; at >= 0; ++steps) {
+    if constexpr (kLinks == Links::kShared) at = shared.next[at];   // <- reported: cycle/shared
+    if constexpr (kLinks == Links::kGlobal) at = load(links + at);  // <- reported: cycle/global
+    if constexpr (kLinks == Links::kPlainGlobal) at = links[at];    // <- reported: cycle/plain_global
+  }
+  store(y + t, steps);
+}
+
+template <Links kLinks, int kLast>
+bool cycle() {
+  Buffer<int32_t> x(kThreads), links(kThreads, -1), y(kThreads, -1);
+  for (int i = 0; i < kThreads; ++i) x[i] = i == 0 ? kLast : i - 1;
+  options().max_polls = 200000;
+  emulate({x.in("x"), links.out("links"), y.out("y")}, [&] {
+    launch(cycle_kernel<kLinks>, {.grid = 1, .block = kThreads, .shared_bytes = sizeof(Chain)}, x.data(),
+           links.data(), y.data());
+  });
+  for (int t = 0; t < kThreads; ++t)
+    if (y[t] != t + 1) return false;
+  return true;
+}
+
 __global__ void __launch_bounds__(32) trap_kernel(int32_t* y) {
   store(y + threadIdx.x, 1);
   if (threadIdx.x == 7) __trap();  // <- reported: trap
@@ -255,6 +293,12 @@ std::vector<Case> convergence_cases() {
       {"wait/flag_set", "", wait<true>},
       {"wait/flag_never_set", "livelock", wait<false>},
       {"spin/lock_never_left", "livelock", spin},
+      {"cycle/none_shared", "", cycle<Links::kShared, -1>},
+      {"cycle/shared", "livelock", cycle<Links::kShared, 7>, Builds::kChecked},
+      {"cycle/none_global", "", cycle<Links::kGlobal, -1>},
+      {"cycle/global", "livelock", cycle<Links::kGlobal, 7>},
+      {"cycle/none_plain_global", "", cycle<Links::kPlainGlobal, -1>},
+      {"cycle/plain_global", "livelock", cycle<Links::kPlainGlobal, 7>, Builds::kChecked},
       {"trap", "trap", trap},
       {"after/deadlock", "", after<barriers<Barriers::kCrossed>>},
       {"after/livelock", "", after<wait<false>>},

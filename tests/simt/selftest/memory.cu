@@ -89,6 +89,32 @@ bool read_only_after_write() {
   return true;
 }
 
+// Nor may a later store change what was loaded through it, not even behind a barrier.
+__global__ void __launch_bounds__(kThreads) read_only_first_kernel(int32_t* x, int32_t* y, bool write) {
+  const int t = threadIdx.x;
+  store(y + t, load_read_only(x + t));  // <- other: read_only_first
+  __syncthreads();
+  if (write) store(x + (t + 1) % kThreads, t);  // <- reported: read_only_first
+}
+
+__global__ void __launch_bounds__(kThreads) negate_kernel(int32_t* x, const int32_t* y) {
+  const int t = threadIdx.x;
+  store(x + t, -load_read_only(y + t));
+}
+
+template <bool kSameLaunch>
+bool read_only_before_write() {
+  auto x = counting(kThreads);
+  Buffer<int32_t> y(kThreads, -1);
+  emulate({x.inout("x"), y.out("y")}, [&] {
+    launch(read_only_first_kernel, {.grid = 1, .block = kThreads}, x.data(), y.data(), kSameLaunch);
+    launch(negate_kernel, {.grid = 1, .block = kThreads}, x.data(), y.data());
+  });
+  for (int t = 0; t < kThreads; ++t)
+    if (x[t] != -t) return false;
+  return true;
+}
+
 // ---- outside every region ------------------------------------------------------------------------------
 
 // One thread at the given word, the others at their own.
@@ -286,6 +312,9 @@ std::vector<Case> memory_cases() {
       {"increment/out", "uninitialised read", increment<false, Access::kOut>, kChecked},
       {"read_only/written_by_this_launch", "read-only load of what the launch writes", read_only_after_write,
        kChecked},
+      {"read_only_first/written_by_the_next_launch", "", read_only_before_write<false>},
+      {"read_only_first/written_by_this_launch", "read-only load of what the launch writes",
+       read_only_before_write<true>, kChecked},
       {"read/first", "", read<0>},
       {"read/other_region", "", read<48>},
       {"read/one_before", "out-of-bounds read", read<-1>},
