@@ -134,9 +134,16 @@ void cuda_is_absent_politely() {
          }),
          "cuda::verify: expected a clear error");
   expect(says([&] {
-           auto t = view(data, {1, 1}, eagle::DType::kInt32), row = view(data, {1}, eagle::DType::kInt32);
-           t.device = row.device = eagle::DeviceType::kCUDA;
-           eagle::verify(t, t, t, row, t, row, {}, {}, t, row, row, row, row, nullptr);
+           std::vector<int32_t> words(5);  // outputs share no memory
+           const auto at = [&](std::vector<int32_t>& from, int i, std::initializer_list<int64_t> shape) {
+             auto t = view(from, shape, eagle::DType::kInt32);
+             t.data = from.data() + i;
+             t.device = eagle::DeviceType::kCUDA;
+             return t;
+           };
+           const auto nodes = at(data, 0, {1, 1}), row = at(data, 0, {1});
+           eagle::verify(nodes, nodes, nodes, row, nodes, row, {}, {}, at(words, 0, {1, 1}),
+                         at(words, 1, {1}), at(words, 2, {1}), at(words, 3, {1}), at(words, 4, {1}), nullptr);
          }),
          "verify: expected a clear error");
 }
