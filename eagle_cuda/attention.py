@@ -91,6 +91,7 @@ def tree_attention(
     window: int = 0,
     out: Any = None,
     lse: Any = None,
+    workspace: Any = None,
 ) -> Any:
     """Attention of every tree node to the seq_lens[b] committed rows, to its ancestors and to itself.
 
@@ -102,11 +103,15 @@ def tree_attention(
         all.
     out: [B, N, Hq, D]; rows at and beyond num_nodes are left alone. lse: [B, N, Hq] float32, receives the
         natural log of the sum of exponentials.
+    workspace: None, or uint8 [`tree_attention_workspace_bytes`] on the device of q, used by one call at a
+        time. None takes one that is kept for each device and stream and grows as needed: give your own where
+        a CUDA graph captures the call, so that its memory lives as long as the graph.
 
     A node's ancestors count as standing at positions seq_lens[b], seq_lens[b] + 1, ... in order of depth,
-    wherever they lie: its result is bit for bit that of plain decoding after the same tokens, in any batch,
-    tree, page layout and number of threads. Raises ValueError for wrong shapes, dtypes, layouts, devices or
-    head sizes.
+    wherever they lie (on CUDA, forks at most 31 levels above it; beyond, its row is NaN, float32 apart; a
+    trunk or a chain may be longer): its result is bit for bit that of plain decoding after the same
+    tokens, in any batch, tree, page layout and number of threads. Raises ValueError for wrong shapes, dtypes,
+    layouts, devices or head sizes.
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867; Dao et al.,
         arXiv 2205.14135.
     """
@@ -115,10 +120,31 @@ def tree_attention(
         softmax_scale = 1.0 / math.sqrt(max(shape_of("q", q, 4)[3], 1))
     if out is None:
         out = _empty_like(q)
+    if workspace is None:
+        workspace = _kept_workspace(q, cache)
     _tree_attention(
-        q, cache.k, cache.v, cache.page_table, seq_lens, num_nodes, mask, softmax_scale, window, out, lse
+        q,
+        cache.k,
+        cache.v,
+        cache.page_table,
+        seq_lens,
+        num_nodes,
+        mask,
+        softmax_scale,
+        window,
+        out,
+        lse,
+        workspace,
     )
     return out
+
+
+def tree_attention_workspace_bytes(q: Any, cache: KVCache) -> int:
+    """Bytes of the workspace of `tree_attention` for these shapes on this device; 0 on the CPU.
+
+    Depends on sizes alone: on those of q, on the cache's heads and on the positions that a request can have.
+    """
+    return _C.tree_attention_workspace_bytes(q, cache.k, cache.v, cache.page_table)
 
 
 def rope_table(
@@ -156,6 +182,20 @@ def rope_table(
         raise ValueError(f"scaling: expected rope_type default, linear, llama3 or yarn, got {kind}")
     angle = torch.arange(max_positions, dtype=torch.float64)[:, None] * frequency
     return RopeTable((angle.cos() * factor).float(), (angle.sin() * factor).float())
+
+
+_workspaces: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+
+def _kept_workspace(q: Any, cache: KVCache) -> torch.Tensor | None:
+    if not isinstance(q, torch.Tensor) or not q.is_cuda:
+        return None
+    size = tree_attention_workspace_bytes(q, cache)
+    key = (q.device, torch.cuda.current_stream(q.device).cuda_stream)
+    kept = _workspaces.get(key)
+    if kept is None or kept.numel() < size:
+        kept = _workspaces[key] = torch.empty(size, dtype=torch.uint8, device=q.device)
+    return kept
 
 
 def _empty_like(q: Any) -> Any:

@@ -87,6 +87,9 @@ def on(device: str, name: str, function: Callable[..., Any]) -> Callable[..., An
         copies = Copies(device)
         args = [copies.to_device(value) for value in args]
         options = {key: copies.to_device(value) for key, value in options.items()}
+        if name == "tree_attention" and args[-1] is None:  # kept by eagle_cuda for CUDA tensors only
+            size = sys.modules["eagle_cuda._C"].tree_attention_workspace_bytes(*args[:4])
+            args[-1] = torch.empty(size, dtype=torch.uint8, device=device)
         result = function(*args, **options)
         if len(copies):
             calls[name] += 1

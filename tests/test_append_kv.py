@@ -26,6 +26,7 @@ from reference import attention as reference
         ("fp16", 2, 2, 192, 96, True, False, 4),
     ],
 )
+@pytest.mark.op("append_kv")
 def test_append_kv_matches_fp64(dtype, heads, kv_heads, dim, rotary, interleaved, norm, page_size):
     generator = torch.Generator().manual_seed(20)
     dtype = DTYPES[dtype]
@@ -110,6 +111,7 @@ def test_append_kv_matches_fp64(dtype, heads, kv_heads, dim, rotary, interleaved
     assert_same_bits(q[1, :3], q_out[1, :3])
 
 
+@pytest.mark.op("append_kv")
 def test_positions_beyond_the_table_take_its_last_row():
     generator = torch.Generator().manual_seed(21)
     table = rope_table(32, 64)  # FAULTS K1: a table shorter than the positions

@@ -51,6 +51,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.op("tree_attention")
 def test_tree_attention_matches_fp64(case):
     dtype, heads, kv_heads, dim, page_size, lengths, nodes, window = case
     generator = torch.Generator().manual_seed(nodes * 1000 + dim)
@@ -67,6 +68,7 @@ def test_tree_attention_matches_fp64(case):
 @pytest.mark.parametrize(
     ("heads", "kv_heads"), [(40, 8), (24, 4), (28, 4), (64, 4), (64, 1), (9, 3), (8, 8), (5, 1)]
 )
+@pytest.mark.op("tree_attention")
 def test_every_group_size(heads, kv_heads):
     """FAULTS G10."""
     generator = torch.Generator().manual_seed(heads)
@@ -75,6 +77,7 @@ def test_every_group_size(heads, kv_heads):
 
 
 @pytest.mark.parametrize("seq_len", [128, 120, 256, 250])
+@pytest.mark.op("tree_attention")
 def test_siblings_of_a_star_do_not_see_each_other(seq_len):
     """FAULTS G5: prefixes that end at and off a tile's edge."""
     generator = torch.Generator().manual_seed(seq_len)
@@ -82,6 +85,7 @@ def test_siblings_of_a_star_do_not_see_each_other(seq_len):
     check_against_fp64(star, *attend_batch([star])[0])
 
 
+@pytest.mark.op("tree_attention")
 def test_offsets_beyond_32_bits():
     """FAULTS G7: rows past element 2^31 of the pool, of which only the touched pages take memory."""
     generator = torch.Generator().manual_seed(18)
@@ -112,6 +116,7 @@ def test_cases_are_pairwise():
 # ---- edges ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("tree_attention")
 def test_a_window_wider_than_the_context_is_none_and_of_one_is_the_value():
     generator = torch.Generator().manual_seed(11)
     tree = random_request(300, random_tree(9, generator), 4, 2, 64, torch.float32, generator)
@@ -120,6 +125,7 @@ def test_a_window_wider_than_the_context_is_none_and_of_one_is_the_value():
     assert_same_bits(out, tree.v[300:].repeat_interleave(2, dim=1))
 
 
+@pytest.mark.op("tree_attention")
 def test_missing_pages_count_as_masked():
     generator = torch.Generator().manual_seed(12)
     tree = random_request(70, random_tree(6, generator), 4, 2, 64, torch.float32, generator)
@@ -140,6 +146,7 @@ def test_missing_pages_count_as_masked():
 
 
 @pytest.mark.parametrize("seq_len", [2**31 - 1, 10**6, 64, -1, -(2**31)])
+@pytest.mark.op("tree_attention")
 def test_garbage_lengths_and_counts_give_finite_results(seq_len):
     generator = torch.Generator().manual_seed(13)
     q = torch.randn((2, 3, 4, 64), generator=generator)
@@ -172,6 +179,7 @@ def test_garbage_lengths_and_counts_give_finite_results(seq_len):
             assert_same_bits(cache.k, before)
 
 
+@pytest.mark.op("tree_attention")
 def test_malformed_masks():
     generator = torch.Generator().manual_seed(14)
     tree = random_request(10, random_tree(40, generator), 2, 1, 64, torch.float32, generator)
@@ -191,6 +199,7 @@ def test_malformed_masks():
     assert bool(torch.isfinite(lse).all())
 
 
+@pytest.mark.op("tree_attention")
 def test_non_finite_keys_and_values_go_where_they_are_seen():
     generator = torch.Generator().manual_seed(15)
     tree = random_request(20, chain(3), 2, 1, 64, torch.float32, generator)
@@ -205,6 +214,7 @@ def test_non_finite_keys_and_values_go_where_they_are_seen():
     assert bool(torch.isfinite(lse[0]).all())
 
 
+@pytest.mark.op("tree_attention")
 def test_large_scores_do_not_overflow():
     generator = torch.Generator().manual_seed(16)
     tree = random_request(300, chain(4), 2, 1, 64, torch.float32, generator)
@@ -213,6 +223,7 @@ def test_large_scores_do_not_overflow():
     check_against_fp64(tree, out, lse)
 
 
+@pytest.mark.op("tree_attention")
 def test_empty_batches_and_trees():
     cache = build_cache([random_request(4, [-1], 2, 1, 64, torch.float32, torch.Generator())], None)
     none = torch.zeros((0,), dtype=torch.int32)
@@ -244,6 +255,7 @@ def test_empty_batches_and_trees():
     assert q.shape == (0, 3, 2, 64)
 
 
+@pytest.mark.op("tree_attention")
 def test_strided_inputs_and_outputs_and_numpy():
     generator = torch.Generator().manual_seed(17)
     tree = random_request(33, random_tree(5, generator), 4, 2, 64, torch.float32, generator)

@@ -46,6 +46,7 @@ from reference import attention as reference
         ("bf16", 3, 1, 64, 0, 0),
     ],
 )
+@pytest.mark.op("tree_attention")
 def test_a_node_is_plain_decoding_bit_for_bit(dtype, heads, kv_heads, dim, seq_len, window):
     generator = torch.Generator().manual_seed(seq_len + 1)
     tree = random_request(seq_len, random_tree(24, generator), heads, kv_heads, dim, DTYPES[dtype], generator)
@@ -61,6 +62,7 @@ def test_a_node_is_plain_decoding_bit_for_bit(dtype, heads, kv_heads, dim, seq_l
     same(attend_batch([tree.path(deepest)], window=window)[0], nodes_of(got, slots))
 
 
+@pytest.mark.op("tree_attention")
 def test_slots_pages_batches_and_threads_do_not_matter(one_and_two_threads):
     generator = torch.Generator().manual_seed(4)
     dtype = torch.bfloat16
@@ -94,6 +96,7 @@ def test_slots_pages_batches_and_threads_do_not_matter(one_and_two_threads):
     same(one[2], alone)
 
 
+@pytest.mark.op("tree_attention")
 def test_folding_does_not_depend_on_who_reduced_a_chunk(one_and_two_threads):
     """Several chunks in the second group of 2048: one thread folds as it goes, two fold stored chunks."""
     generator = torch.Generator().manual_seed(5)
@@ -107,6 +110,7 @@ def test_folding_does_not_depend_on_who_reduced_a_chunk(one_and_two_threads):
     same(attend_batch([tree.plain(2)])[0], nodes_of(one[0], [2]))
 
 
+@pytest.mark.op("tree_attention")
 def test_other_nodes_do_not_matter():
     """A node's result stays when every node that is not its ancestor becomes NaN."""
     generator = torch.Generator().manual_seed(6)
@@ -139,9 +143,12 @@ def test_other_nodes_do_not_matter():
     branch=st.integers(1, 12),
 )
 @hypothesis.settings(max_examples=12)
+@pytest.mark.op("tree_attention")
 def test_any_tree_equals_its_chains(seed, nodes, seq_len, page_size, window, branch):
     generator = torch.Generator().manual_seed(seed)
     tree = random_request(seq_len, random_tree(nodes, generator, branch), 2, 1, 64, torch.bfloat16, generator)
+    deepest = max(len(reference.ancestors(tree.parents, n)) for n in range(nodes)) - 1
+    hypothesis.assume(branch == 1 or deepest <= 31)  # as far as a tree may branch
     got = attend_batch([tree], page_size=page_size, window=window)[0]
     picked = sorted({0, nodes // 2, nodes - 1})
     for node, result in zip(
@@ -197,6 +204,7 @@ def test_row_invariance(name, run, rows, one_and_two_threads):
         assert_same_bits(run([row]), together[row : row + 1])
 
 
+@pytest.mark.op("tree_attention")
 def test_the_bit_tests_can_fail():
     """One wrong mask bit, or two ancestors that change places (exactly equal in theory): the bits differ."""
     generator = torch.Generator().manual_seed(9)

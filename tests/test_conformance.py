@@ -40,7 +40,7 @@ def test_the_emulator_does_what_plain_cpp_does():
     text = "".join(path.read_text() for path in KERNELS)
     names = re.findall(r'^ +(?:mapped<.*>\(|\{)"([^"]+)"', text, re.M)
     assert sorted(line.partition(": ok, ")[0] for line in done.stdout.splitlines()) == sorted(names)
-    assert len(names) >= 40
+    assert len(names) >= 49
 
 
 def test_every_wrapper_has_a_case():
@@ -52,7 +52,8 @@ def test_every_wrapper_has_a_case():
         )
     )
     assert {"load", "store", "shared_memory", "load_acquire"} <= wrappers
-    used = set(re.findall(r"\b(\w+)(?:<[^;()]*>)?\(", (GPU / "ptx_conformance.cu").read_text()))
+    text = "".join((GPU / f"{name}_conformance.cu").read_text() for name in ("ptx", "matrix"))
+    used = set(re.findall(r"\b(\w+)(?:<[^;()]*>)?\(", text))
     assert wrappers <= used, f"no case of {sorted(wrappers - used)}"
 
 
@@ -60,7 +61,7 @@ def test_every_wrapper_has_a_case():
 @pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.stem)
 def test_nvcc_takes_the_cases(source, tmp_path):
     compiled = ptxas_report.compile_kernels(source, "sm_90a", tmp_path)
-    assert len(compiled.kernels) >= 16
+    assert len(compiled.kernels) >= 9
     assert [kernel for kernel in compiled.functions if kernel.spill_stores or kernel.stack] == []
 
 

@@ -23,7 +23,13 @@ from tools import ptxas_report
 
 ROOT = Path(__file__).resolve().parent.parent
 INFO = eagle_cuda.build_info()
-DTYPES = {torch.int32: (0, 32), torch.int64: (0, 64), torch.int8: (0, 8), torch.float32: (2, 32)}
+DTYPES = {
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.int8: (0, 8),
+    torch.float32: (2, 32),
+    torch.bfloat16: (4, 16),
+}
 
 
 class Fake:

@@ -1,17 +1,9 @@
-"""The decoding loop over the CUDA kernels that exist: speculative decoding that grows and chooses trees,
-samples, verifies and compacts by them emits the tokens, and the bits of the log-probabilities, of plain
-decoding on the CPU backend.
-
-Run as a program, it prints the latter as JSON, so that a process with another extension can compare."""
+"""The decoding loop over the CUDA kernels that exist: speculative decoding that appends, attends, grows and
+chooses trees, samples, verifies and compacts by them emits the tokens, and the bits of the log-probabilities,
+of plain decoding by the same kernels."""
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +14,6 @@ from eagle_decode.engine import Engine
 from eagle_decode.sampling import SamplingParams
 from tiny_models import tiny_head, tiny_target
 
-ROOT = Path(__file__).resolve().parent.parent
 VOCAB = 16  # with few tokens and wide levels, chance alone accepts every length
 
 # kind of head, dtype, temperature, rows of the batch, nodes
@@ -30,6 +21,7 @@ CASES: dict[str, tuple[str, torch.dtype, float, int, int]] = {
     "eagle3-float32-greedy": ("eagle3", torch.float32, 0.0, 2, 33),
     "eagle1-bfloat16-T1": ("eagle1", torch.bfloat16, 1.0, 3, 64),
     "eagle1-float32-T0.7": ("eagle1", torch.float32, 0.7, 1, 64),
+    "eagle1-float16-T1": ("eagle1", torch.float16, 1.0, 2, 64),
 }
 
 
@@ -57,33 +49,14 @@ def decode(name: str, *, speculate: bool) -> dict[str, Any]:
     }
 
 
-def cpu_extension() -> str:
-    """The extension without emulated kernels of the same build; empty: the one in place."""
-    named = Path(os.environ.get("EAGLE_CUDA_EXTENSION", ""))
-    built = named.parent.parent / named.name if named.parent.name.startswith("simt_") else named
-    return str(built) if built.is_file() else ""
-
-
-@functools.cache
-def plain_runs_on_the_cpu() -> dict[str, Any]:
-    paths = os.pathsep.join(str(ROOT / folder) for folder in (".", "python", "tests"))
-    environment = {**os.environ, "PYTHONPATH": paths, "EAGLE_CUDA_EXTENSION": cpu_extension()}
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.op("expand_tree", "build_tree", "sample_tokens", "verify", "compact_kv")
+@pytest.mark.op(
+    "append_kv", "tree_attention", "expand_tree", "build_tree", "sample_tokens", "verify", "compact_kv"
+)
 @pytest.mark.parametrize("name", CASES)
-def test_the_loop_equals_plain_decoding_on_the_cpu(name, backend):
-    plain = decode(name, speculate=False) if backend == "cpu" else plain_runs_on_the_cpu()[name]
-    speculative = decode(name, speculate=True)
+def test_the_loop_equals_plain_decoding(name):
+    plain, speculative = (decode(name, speculate=speculate) for speculate in (False, True))
     assert plain["lengths"] == [0]
     assert speculative["lengths"] == [0, 1, 2, 3]
     assert speculative["tokens"] == plain["tokens"]
     assert speculative["log_probs"] == plain["log_probs"]
     assert len({token for tokens in plain["tokens"] for token in tokens}) >= 8
-
-
-if __name__ == "__main__":
-    json.dump({name: decode(name, speculate=False) for name in CASES}, sys.stdout)

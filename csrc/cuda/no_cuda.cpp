@@ -2,6 +2,7 @@
 // kernel, throwing.
 #include <stdexcept>
 
+#include "eagle_cuda/attention.h"
 #include "eagle_cuda/kv_cache.h"
 #include "eagle_cuda/sampling.h"
 #include "eagle_cuda/tree.h"
@@ -21,5 +22,8 @@ void sample_tokens(const SampleTokensParams&, CUstream_st*) { no_cuda(); }
 void gumbel_noise(const GumbelNoiseParams&, CUstream_st*) { no_cuda(); }
 void verify(const VerifyParams&, CUstream_st*) { no_cuda(); }
 void compact_kv(const CompactKvParams&, CUstream_st*) { no_cuda(); }
+void append_kv(const AppendKvParams&, CUstream_st*) { no_cuda(); }
+int64_t tree_attention_workspace_bytes(const TreeAttentionParams&) { no_cuda(); }
+void tree_attention(const TreeAttentionParams&, CUstream_st*) { no_cuda(); }
 
 }  // namespace eagle::cuda

@@ -21,7 +21,5 @@ void rms_norm(const RmsNormParams&, CUstream_st*) { no_kernel("rms_norm"); }
 void lm_head_topk(const LmHeadTopkParams&, CUstream_st*) { no_kernel("lm_head_topk"); }
 void extend_draft(const ExtendDraftParams&, CUstream_st*) { no_kernel("extend_draft"); }
 void draft(const DraftParams&, CUstream_st*) { no_kernel("draft"); }
-void append_kv(const AppendKvParams&, CUstream_st*) { no_kernel("append_kv"); }
-void tree_attention(const TreeAttentionParams&, CUstream_st*) { no_kernel("tree_attention"); }
 
 }  // namespace eagle::cuda

@@ -5,6 +5,7 @@
 
 #include "common/check.h"
 #include "common/dispatch.h"
+#include "eagle_cuda/device.h"
 
 namespace eagle {
 namespace {
@@ -193,19 +194,44 @@ void append_kv(TensorView q, TensorView k, TensorView v, TensorView k_cache, Ten
   p.seq_lens = seq_lens.as<const int32_t>();
   p.depths = depths.as<const int32_t>();
   p.num_nodes = num_nodes.as<const int32_t>();
+  const DeviceGuard guard(q);
   q.device == DeviceType::kCPU ? cpu::append_kv(p) : cuda::append_kv(p, stream);
+}
+
+namespace {
+
+TreeAttentionParams queries_and_cache(TensorView q, TensorView k_cache, TensorView v_cache,
+                                      TensorView page_table) {
+  Expect("q", q).rank(4).last_dim_contiguous();
+  TreeAttentionParams p{};
+  p.cache = kv_cache_view(k_cache, v_cache, page_table, q.shape[0]);
+  check_cache(p.cache);
+  Expect("k_cache", k_cache).shape({-1, -1, -1, q.shape[3]}).same_device(q);
+  Expect("q", q).dtype(k_cache.dtype);
+  p.batch_size = as_int(q.shape[0], "q");
+  p.max_nodes = as_int(q.shape[1], "q");
+  p.num_heads = as_int(q.shape[2], "q");
+  p.dtype = q.dtype;
+  p.q = q.data;
+  copy_strides(q, p.q_strides);
+  return p;
+}
+
+}  // namespace
+
+int64_t tree_attention_workspace_bytes(TensorView q, TensorView k_cache, TensorView v_cache,
+                                       TensorView page_table) {
+  const TreeAttentionParams p = queries_and_cache(q, k_cache, v_cache, page_table);
+  validate(p);
+  const DeviceGuard guard(q);
+  return q.device == DeviceType::kCPU ? 0 : cuda::tree_attention_workspace_bytes(p);
 }
 
 void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, TensorView page_table,
                     TensorView seq_lens, TensorView num_nodes, TensorView mask, float softmax_scale,
-                    int window, TensorView out, TensorView lse, CUstream_st* stream) {
-  Expect("q", q).rank(4).last_dim_contiguous();
+                    int window, TensorView out, TensorView lse, TensorView workspace, CUstream_st* stream) {
+  TreeAttentionParams p = queries_and_cache(q, k_cache, v_cache, page_table);
   const int64_t batch = q.shape[0], nodes = q.shape[1], heads = q.shape[2], dim = q.shape[3];
-  TreeAttentionParams p{};
-  p.cache = kv_cache_view(k_cache, v_cache, page_table, batch);
-  check_cache(p.cache);
-  Expect("k_cache", k_cache).shape({-1, -1, -1, dim}).same_device(q);
-  Expect("q", q).dtype(k_cache.dtype);
   Expect("seq_lens", seq_lens).dtype(DType::kInt32).shape({batch}).contiguous().same_device(q);
   Expect("num_nodes", num_nodes).dtype(DType::kInt32).shape({batch}).contiguous().same_device(q);
   Expect("mask", mask)
@@ -228,19 +254,19 @@ void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, Tensor
         .writable();
     p.lse = lse.as<float>();
   }
-  p.batch_size = as_int(batch, "q");
-  p.max_nodes = as_int(nodes, "q");
-  p.num_heads = as_int(heads, "q");
-  p.dtype = q.dtype;
+  if (workspace.present()) {
+    Expect("workspace", workspace).dtype(DType::kUInt8).rank(1).contiguous().same_device(q).writable();
+    p.workspace = workspace.data;
+    p.workspace_bytes = workspace.shape[0];
+  }
   p.softmax_scale = softmax_scale;
   p.window = window;
-  p.q = q.data;
   p.out = out.data;
-  copy_strides(q, p.q_strides);
   copy_strides(out, p.out_strides);
   p.seq_lens = seq_lens.as<const int32_t>();
   p.num_nodes = num_nodes.as<const int32_t>();
   p.mask = mask.as<const int32_t>();
+  const DeviceGuard guard(q);
   q.device == DeviceType::kCPU ? cpu::tree_attention(p) : cuda::tree_attention(p, stream);
 }
 

@@ -15,6 +15,7 @@ struct Case {
   void (*expected)(const uint32_t* in, uint32_t* out);
 };
 std::vector<Case> memory_cases();      // ptx_conformance.cu
+std::vector<Case> matrix_cases();      // matrix_conformance.cu
 std::vector<Case> collective_cases();  // cuda_conformance.cu
 
 // Runs the launch over copies on the device and waits: device_cuda.cpp on a GPU, device_simt.cpp under the

@@ -52,7 +52,8 @@ bool passes(const conformance::Case& c, const std::vector<uint32_t>& in) {
 int main() {
   const std::vector<uint32_t> in = inputs();
   bool good = true;
-  for (const auto& cases : {conformance::memory_cases(), conformance::collective_cases()})
+  for (const auto& cases :
+       {conformance::memory_cases(), conformance::matrix_cases(), conformance::collective_cases()})
     for (const conformance::Case& c : cases) good &= passes(c, in);
   return good ? 0 : 1;
 }

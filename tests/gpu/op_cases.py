@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from eagle_cuda.attention import append_kv
+from eagle_cuda.attention import append_kv, tree_attention
 from eagle_cuda.kv_cache import KVCache, compact_kv
 from eagle_cuda.sampling import Sampled, gumbel_noise, sample_tokens
 from eagle_cuda.tree import (
@@ -256,6 +256,29 @@ def call_append_kv(a: Arrays) -> None:
     append_kv(a["q"], a["k"], a["v"], cache, **{name: a[name] for name in names})
 
 
+def arrays_of_tree_attention(seed: int) -> Arrays:
+    """Queries of zero attend to all keys alike, and values are small integers: every sum is exact, so that
+    the order of the sums, which is each backend's own, does not show."""
+    make = Make(seed)
+    pages, page_size, heads, dim = 16, 16, 2, 64
+    tree = tree_of(make)
+    return {
+        "q": torch.zeros(BATCH, NODES, 3 * heads, dim, dtype=torch.bfloat16),
+        "k_cache": make.normal(pages, page_size, heads, dim).bfloat16(),
+        "v_cache": make.integers(-8, 8, pages, page_size, heads, dim).bfloat16(),
+        "page_table": torch.randperm(pages, generator=make.generator).int().reshape(BATCH, 4),
+        "seq_lens": make.integers(0, 50, BATCH),
+        "num_nodes": tree["num_nodes"],
+        "mask": tree["mask"],
+        "out": make.garbage(BATCH, NODES, 3 * heads, dim // 2).view(torch.bfloat16),
+    }
+
+
+def call_tree_attention(a: Arrays) -> None:
+    cache = KVCache(a["k_cache"], a["v_cache"], a["page_table"])
+    tree_attention(a["q"], cache, **{name: a[name] for name in ("seq_lens", "num_nodes", "mask", "out")})
+
+
 _ALL = {
     "expand_tree": Case(arrays_of_expand_tree, call_expand_tree),
     "build_tree": Case(arrays_of_build_tree, call_build_tree),
@@ -265,6 +288,7 @@ _ALL = {
     "verify": Case(arrays_of_verify, call_verify),
     "compact_kv": Case(arrays_of_compact_kv, call_compact_kv),
     "append_kv": Case(arrays_of_append_kv, call_append_kv),
+    "tree_attention": Case(arrays_of_tree_attention, call_tree_attention),
 }
 OPS = [path.stem for path in cuda_sources()]  # those with a kernel
 CASES = {name: _ALL[name] for name in OPS if name in _ALL}

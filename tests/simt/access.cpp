@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "simt/async_copy.h"
 #include "simt/checker.h"
 #include "simt/memory.h"
 #include "simt/names.h"
@@ -56,6 +57,7 @@ void touch_shared(Thread& thread, const Touch& touch) {
     return;
   }
   if (touch.write) note_progress();
+  if (async_copy::in_flight) async_copy::touch(thread, touch);
   if (checked()) checker::touch_shared(thread, touch);
 }
 

@@ -6,6 +6,7 @@
 #include "simt/checker.h"
 #include "simt/collective_at.h"
 #include "simt/emulator.h"
+#include "simt/matrix.h"
 #include "simt/names.h"
 #include "simt/report.h"
 #include "simt/scheduler.h"
@@ -18,11 +19,13 @@ namespace {
 constexpr uint64_t kGarbage = 0xdeadbeefdeadbeef;
 
 const char* name(Collective op) {
-  static constexpr const char* kNames[] = {
-      "__shfl_sync",       "__shfl_up_sync",    "__shfl_down_sync",  "__shfl_xor_sync",   "__ballot_sync",
-      "__any_sync",        "__all_sync",        "__match_any_sync",  "__reduce_add_sync", "__reduce_min_sync",
-      "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync",
-      "__reduce_xor_sync", "__syncwarp"};
+  static constexpr const char* kNames[] = {"__shfl_sync",       "__shfl_up_sync",    "__shfl_down_sync",
+                                           "__shfl_xor_sync",   "__ballot_sync",     "__any_sync",
+                                           "__all_sync",        "__match_any_sync",  "__reduce_add_sync",
+                                           "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
+                                           "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync",
+                                           "__reduce_xor_sync", "__syncwarp",        "ldmatrix",
+                                           "ldmatrix.trans",    "mma.bf16",          "mma.f16"};
   return kNames[static_cast<int>(op)];
 }
 
@@ -123,6 +126,14 @@ void execute(Warp& warp, const Gathering& g) {
     case Collective::kSyncWarp:
       // The only collective that orders memory: the others say nothing about earlier writes.
       checker::meet(warp, g.arrived);
+      break;
+    case Collective::kLoadMatrices:
+    case Collective::kLoadTransposed:
+      matrix::load(warp, g.arrived, g.op == Collective::kLoadTransposed);
+      break;
+    case Collective::kMultiplyBf16:
+    case Collective::kMultiplyHalf:
+      matrix::multiply_add(warp, g.arrived, g.op == Collective::kMultiplyBf16);
       break;
     default: {
       const bool votes = g.op <= Collective::kAll;

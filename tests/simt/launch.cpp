@@ -8,6 +8,7 @@
 #include <new>
 #include <vector>
 
+#include "simt/async_copy.h"
 #include "simt/checker.h"
 #include "simt/emulator.h"
 #include "simt/host.h"
@@ -143,6 +144,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   begin_schedule(options());
   running.resident = uint32_t(resident);
   checker::begin_launch();
+  async_copy::begin_launch();
   for (uint64_t first = 0; first < blocks && !running.aborted; first += resident)
     run_wave(uint32_t(first), uint32_t(std::min(resident, blocks - first)));
   checker::end_launch();

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "simt/async_copy.h"
 #include "simt/emulator.h"
 #include "simt/names.h"
 #include "simt/report.h"
@@ -242,6 +243,7 @@ void exit_thread() {
     }
     abort_launch();
   }
+  async_copy::exit(me);
   note_progress();
   clear_ready(me);
   me.exited = true;

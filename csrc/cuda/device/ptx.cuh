@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "common/numeric.h"
+
 namespace eagle::cuda {
 
 enum class Scope { kBlock, kDevice };  // whose threads take part: PTX's .cta and .gpu
@@ -67,6 +69,91 @@ __device__ __forceinline__ uint32_t atomic_add_acq_rel(uint32_t* p, uint32_t val
   return old;
 }
 
+// ---- copies to shared memory that the thread waits for
+// ---------------------------------------------------------
+
+// 16 bytes, past L1: the first `bytes` (0 to 16) from global memory, the others zero. Both addresses a
+// multiple of 16. In flight until copy_async_wait; other threads see the bytes behind a barrier after that.
+__device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
+  const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// Ends a group of copies.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most so many of the thread's latest groups are in flight.
+template <int kGroups>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// ---- matrix instructions: all 32 lanes
+// -------------------------------------------------------------------------
+
+// Four 8x8 matrices of 16-bit elements. Lane 8 i + r gives the address of row r of matrix i; word i of lane 4
+// r + c holds elements 2 c and 2 c + 1 of row r of matrix i.
+__device__ __forceinline__ uint4 load_matrices(const void* row) {
+  const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  uint4 x;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
+
+// The same of the transposed matrices: column r instead of row r.
+__device__ __forceinline__ uint4 load_matrices_transposed(const void* row) {
+  const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  uint4 x;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(shared)
+               : "memory");
+  return x;
+}
+
+// c += a b: a 16x16, b 16x8 of T, c 16x8. Lane 4 r + s: a.x, a.y: rows r and r + 8, columns 2 s and 2 s + 1;
+// a.z, a.w: the columns 8 further; b0: rows 2 s and 2 s + 1 of column r; b1: 8 rows further; c: columns 2 s
+// and 2 s + 1 of row r, then of row r + 8.
+template <class T>
+__device__ __forceinline__ void multiply_add(float (&c)[4], uint4 a, uint32_t b0, uint32_t b1);
+template <>
+__device__ __forceinline__ void multiply_add<bf16_t>(float (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void multiply_add<half_t>(float (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// Two numbers rounded to nearest even, `low` in the lower half; every NaN becomes 0x7fff.
+template <class T>
+__device__ __forceinline__ uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t pack<bf16_t>(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+template <>
+__device__ __forceinline__ uint32_t pack<half_t>(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Memory accesses stay on their side: for loops whose loads, all hoisted, would not fit the registers.
+__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+
 #else
 
 template <class T>
@@ -103,6 +190,41 @@ template <Scope kScope>
 __forceinline__ uint32_t atomic_add_acq_rel(uint32_t* p, uint32_t value) {
   return simt::atomic(simt::Atomic::kAdd, p, value, 0u, simt::Order::kAcquireRelease, simt::Scope(kScope));
 }
+
+__forceinline__ void copy_async(void* to, const void* from, int bytes) { simt::copy_async(to, from, bytes); }
+__forceinline__ void copy_async_commit() { simt::copy_async_commit(); }
+template <int kGroups>
+__forceinline__ void copy_async_wait() {
+  simt::copy_async_wait(kGroups);
+}
+
+__forceinline__ uint4 load_matrices(const void* row) {
+  return __builtin_bit_cast(uint4, simt::load_matrices(row, false));
+}
+__forceinline__ uint4 load_matrices_transposed(const void* row) {
+  return __builtin_bit_cast(uint4, simt::load_matrices(row, true));
+}
+
+template <class T>
+__forceinline__ void multiply_add(float (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
+  const uint4 before{__float_as_uint(c[0]), __float_as_uint(c[1]), __float_as_uint(c[2]),
+                     __float_as_uint(c[3])};
+  const uint4 after = __builtin_bit_cast(
+      uint4, simt::multiply_add(__builtin_bit_cast(simt::Bits, a), uint64_t(b1) << 32 | b0,
+                                __builtin_bit_cast(simt::Bits, before), std::is_same_v<T, bf16_t>));
+  c[0] = __uint_as_float(after.x);
+  c[1] = __uint_as_float(after.y);
+  c[2] = __uint_as_float(after.z);
+  c[3] = __uint_as_float(after.w);
+}
+
+template <class T>
+__forceinline__ uint32_t pack(float low, float high) {
+  const auto bits = [](float x) -> uint32_t { return x != x ? 0x7fffu : from_float<T>(x).bits; };
+  return bits(high) << 16 | bits(low);
+}
+
+__forceinline__ void keep_order() {}
 
 #endif
 

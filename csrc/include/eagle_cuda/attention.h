@@ -4,7 +4,8 @@
 //
 // Layout invariance: a result depends on the positions of the keys only, never on the slot of a node, the
 // page layout, the batch or the other nodes (NUMERICS.md, attention). Plain decoding is the one-node tree,
-// prefill a chain.
+// prefill a chain. A tree may fork at most 31 levels above a node; rows of CUDA's bf16 and fp16 kernels
+// beyond that are NaN. Chains, and the trunk of a tree, may be longer.
 #include <cstdint>
 
 #include "eagle_cuda/tensor_view.h"
@@ -82,6 +83,11 @@ struct TreeAttentionParams {
   void* out;                 // [B, N, Hq, D]  rows at and beyond num_nodes are left alone
   int64_t out_strides[3];
   float* lse;  // [B, N, Hq] natural log, or nullptr
+
+  // CUDA: at least tree_attention_workspace_bytes(), begins at a multiple of 16, used by one call at a time.
+  // What it holds before does not matter. CPU: none.
+  void* workspace;
+  int64_t workspace_bytes;
 };
 
 void validate(const AppendKvParams& p);
@@ -95,6 +101,9 @@ void tree_attention(const TreeAttentionParams& p);
 namespace cuda {
 void append_kv(const AppendKvParams& p, CUstream_st* stream);
 void tree_attention(const TreeAttentionParams& p, CUstream_st* stream);
+
+// From the sizes and the current device alone, not from what tensors hold.
+int64_t tree_attention_workspace_bytes(const TreeAttentionParams& p);
 }  // namespace cuda
 
 // Tensor forms.
@@ -104,7 +113,10 @@ void append_kv(TensorView q, TensorView k, TensorView v, TensorView k_cache, Ten
                float norm_eps, TensorView q_out, CUstream_st* stream);
 void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, TensorView page_table,
                     TensorView seq_lens, TensorView num_nodes, TensorView mask, float softmax_scale,
-                    int window, TensorView out, TensorView lse, CUstream_st* stream);
+                    int window, TensorView out, TensorView lse, TensorView workspace, CUstream_st* stream);
+// Bytes that tree_attention wants as `workspace`, uint8 [bytes], on the device of q; 0 on the CPU.
+int64_t tree_attention_workspace_bytes(TensorView q, TensorView k_cache, TensorView v_cache,
+                                       TensorView page_table);
 
 // Checks a pair of caches of 1-, 2- or 4-byte elements, an optional page table of B requests and optional
 // scales, and describes them. For the tensor forms of every op that takes a cache; which dtypes an op

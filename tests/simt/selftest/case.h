@@ -30,6 +30,8 @@ std::vector<Case> warp_number_cases();
 std::vector<Case> number_cases();
 std::vector<Case> float_type_cases();
 std::vector<Case> traffic_cases();
+std::vector<Case> async_copy_cases();
+std::vector<Case> matrix_cases();
 
 // One op under the emulator.
 inline void emulate(std::vector<Region> regions, const std::function<void()>& launches) {

@@ -68,6 +68,10 @@ enum class Collective : uint8_t {
   kOr,
   kXor,
   kSyncWarp,
+  kLoadMatrices,
+  kLoadTransposed,
+  kMultiplyBf16,
+  kMultiplyHalf,
 };
 // The lanes of `mask` give one value each and take the result. Shuffles take a lane or a distance and a
 // width.
@@ -119,9 +123,20 @@ void fence(Scope scope);
 void poll();  // other threads run first
 [[noreturn]] void trap();
 
-// Places for later kernels: cp.async, ldmatrix and mma come with attention; bulk copies and mbarrier with the
-// draft kernel. Each is declared here, called by its twin in device/ptx.cuh, and has a source file of its
-// own.
+// ---- copies to shared memory that a thread waits for ------------------------------------------------------
+
+// 16 bytes, of which the first `bytes` come from global memory.
+void copy_async(void* to, const void* from, int bytes);
+void copy_async_commit();
+void copy_async_wait(int pending_groups);
+
+// ---- matrix instructions: all 32 lanes -------------------------------------------------------------------
+
+Bits load_matrices(const void* row, bool transposed);
+Bits multiply_add(Bits a, uint64_t b, Bits c, bool bf16);
+
+// Places for later kernels: bulk copies and mbarrier come with the draft kernel. Each is declared here,
+// called by its twin in device/ptx.cuh, and has a source file of its own.
 
 }  // namespace simt
 

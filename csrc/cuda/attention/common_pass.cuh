@@ -1,0 +1,365 @@
+#pragma once
+// The common pass of tree_attention: keys that lie well before every query, on tensor cores.
+//
+// Grid: x requests, y KV heads, z splits of the positions x blocks of rows. A block packs the queries of one
+// KV head, row = node * group + head, 16 rows to a warp, and walks over its units of positions (one chunk of
+// 256, or a group of 8 chunks), 32 positions at a time at absolute multiples. Tiles of 32 keys and of 32
+// values alternate in a ring in shared memory, which the warps share; while one is worked on, the next ones
+// are on their way. A warp reduces each chunk from empty; chunks of a group are folded left to right into an
+// accumulator in shared memory. A row's own limits are a mask; positions that no row of the block sees, or
+// that have no page, are loaded as zeros, so that nothing in dead pages meets a zero weight.
+#include <cuda_runtime.h>
+
+#include "cuda/attention/common_layout.cuh"
+#include "cuda/device/warp.cuh"
+
+namespace eagle::cuda {
+
+template <class T, int kHeadDim>
+class CommonPass {
+ public:
+  static constexpr int kPairs = kHeadDim / 16;  // pairs of 8 dimensions
+  using Layout = Tile<kHeadDim>;
+
+  __device__ __forceinline__ CommonPass(const TreeAttentionParams& p, const Plan& plan)
+      : p_(p), plan_(plan), shared_(shared_memory<CommonShared>()) {
+    split_ = static_cast<int>(blockIdx.z) / plan.row_blocks;
+    first_row_ = static_cast<int>(blockIdx.z) % plan.row_blocks * plan.rows_per_block;
+    unsigned char* const behind =
+        reinterpret_cast<unsigned char*>(&shared_) + (sizeof(CommonShared) + 127) / 128 * 128;
+    queries_ = reinterpret_cast<uint4*>(behind);
+    ring_ = queries_ + plan.rows_per_block * Layout::kPitch;
+    group_out_ = reinterpret_cast<float2*>(ring_ + plan.ring * kStep * Layout::kPitch) +
+                 warp_id() * 4 * kPairs * kWarpSize + lane_id();
+  }
+
+  __device__ __forceinline__ void run() {
+    const int nodes = request_nodes(p_, request());
+    rows_ = nodes * plan_.group - first_row_;
+    if (rows_ <= 0) return;
+    prefix_ = request_prefix(p_, request());
+    find_limits();
+    const Units units = request_units(plan_, prefix_, nodes, p_.window);
+    find_steps(units);
+    if (position_ < 0) return;
+    load_queries();
+    if (warp_id() == 0)
+      for (int i = 0; i + 1 < kLookahead; ++i) publish(i, look_up(steps_.after(position_, i)));
+    __syncthreads();
+    for (int item = 0; item + 1 < plan_.ring; ++item) issue(item, item / 2);
+
+    clear();
+    const bool works = kWarpRows * warp_id() < rows_;
+    for (int step = 0; position_ >= 0; ++step) {
+      arrive();
+      CacheSlot found{-1, 0};
+      if (warp_id() == 0) found = look_up(steps_.after(position_, kLookahead - 1));
+      issue(2 * step + plan_.ring - 1, (plan_.ring - 1) / 2);
+      if (warp_id() == 0) publish((step + kLookahead - 1) % kLookahead, found);
+      float scores[kStep / 8][4];
+      if (works) score(2 * step % plan_.ring, step % kLookahead, scores);
+      arrive();
+      issue(2 * step + plan_.ring, plan_.ring / 2);
+      if (works) add_values((2 * step + 1) % plan_.ring, scores);
+
+      const int next = steps_.after(position_, 1);
+      if (works && (next < 0 || next / kChunk != position_ / kChunk)) {
+        finish_chunk(units, next);
+        clear();
+      }
+      position_ = next;
+    }
+    copy_async_wait<0>();
+  }
+
+ private:
+  static __device__ __forceinline__ int request() { return static_cast<int>(blockIdx.x); }
+  static __device__ __forceinline__ int kv_head() { return static_cast<int>(blockIdx.y); }
+
+  // ---- what the rows see
+  // ------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ int row_of(int half) const {
+    return kWarpRows * warp_id() + lane_id() / 4 + 8 * half;
+  }
+
+  __device__ __forceinline__ void find_limits() {
+    int first = 0x7fffffff, last = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(half);
+      stands_[half] = 0;
+      if (row >= rows_) continue;
+      const Span span = node_span(p_, request(), (first_row_ + row) / plan_.group, prefix_);
+      stands_[half] = span.position;
+      if (span.begin >= span.limit) continue;
+      first = min(first, span.begin);
+      last = max(last, span.limit);
+    }
+    first = __reduce_min_sync(kFullMask, first);
+    last = __reduce_max_sync(kFullMask, last);
+    if (lane_id() == 0) {
+      shared_.first[warp_id()] = first;
+      shared_.last[warp_id()] = last;
+    }
+    __syncthreads();
+    first_ = 0x7fffffff;
+    last_ = 0;
+    for (int w = 0; w < static_cast<int>(blockDim.x) / kWarpSize; ++w) {
+      first_ = min(first_, shared_.first[w]);
+      last_ = max(last_, shared_.last[w]);
+    }
+  }
+
+  __device__ __forceinline__ void find_steps(const Units& units) {
+    steps_ = {units.size(), units.size() * (plan_.splits - 1), last_};
+    position_ = -1;
+    if (first_ >= last_) return;
+    // The block's first unit at or behind the first position.
+    int unit = units.at(first_);
+    unit += (split_ + plan_.splits - (unit - units.first) % plan_.splits) % plan_.splits;
+    const int position = max(unit * units.size(), first_ / kStep * kStep);
+    if (position < last_) position_ = position;
+  }
+
+  // ---- loads
+  // ------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void load_queries() {
+    const T* const q = static_cast<const T*>(p_.q) + request() * p_.q_strides[0];
+    for (int i = static_cast<int>(threadIdx.x); i < plan_.rows_per_block * Layout::kPieces;
+         i += static_cast<int>(blockDim.x)) {
+      const int row = i / Layout::kPieces, piece = i % Layout::kPieces;
+      const int node = (first_row_ + row) / plan_.group,
+                head = kv_head() * plan_.group + (first_row_ + row) % plan_.group;
+      const T* const from =
+          q + (row < rows_ ? node * p_.q_strides[1] + head * p_.q_strides[2] + piece * 8 : 0);
+      copy_piece(queries_ + Layout::at(row, piece), from, row < rows_, plan_.vectors);
+    }
+  }
+
+  // Where position `first` + lane lies; for one warp.
+  __device__ __forceinline__ CacheSlot look_up(int first) const {
+    const int wanted = first + lane_id();
+    const bool seen = first >= 0 && wanted >= first_ && wanted < last_;
+    return seen ? cache_slot(p_.cache, request(), wanted) : CacheSlot{-1, 0};
+  }
+  __device__ __forceinline__ void publish(int index, CacheSlot found) const {
+    shared_.slots[index][lane_id()] = found;
+    const uint32_t present = __ballot_sync(kFullMask, found.page >= 0);
+    if (lane_id() == 0) shared_.present[index] = present;
+  }
+
+  // Starts loading a tile: keys for an even item, values for an odd one, `ahead` steps from here.
+  __device__ __forceinline__ void issue(int item, int ahead) const {
+    const int step = item / 2;
+    if (steps_.after(position_, ahead) >= 0) {
+      uint4* const tile = ring_ + item % plan_.ring * kStep * Layout::kPitch;
+      const bool values = item % 2 != 0;
+      const T* const base = static_cast<const T*>(values ? p_.cache.v : p_.cache.k);
+      const int64_t page_stride = values ? p_.cache.v_page_stride : p_.cache.k_page_stride;
+      const int64_t row_stride = values ? p_.cache.v_row_stride : p_.cache.k_row_stride;
+      const int64_t head = kv_head() * (values ? p_.cache.v_head_stride : p_.cache.k_head_stride);
+#pragma unroll 1  // registers are scarce here, and copies wait for nothing
+      for (int i = static_cast<int>(threadIdx.x); i < kStep * Layout::kPieces;
+           i += static_cast<int>(blockDim.x)) {
+        const int row = i / Layout::kPieces, piece = i % Layout::kPieces;
+        const CacheSlot slot = shared_.slots[step % kLookahead][row];
+        const bool present = slot.page >= 0;
+        const T* const from =
+            base + (present ? slot.page * page_stride + slot.row * row_stride + head + piece * 8 : 0);
+        copy_piece(tile + Layout::at(row, piece), from, present, plan_.vectors);
+      }
+    }
+    copy_async_commit();
+  }
+  // The oldest tile of the ring has arrived, and every warp is done with the one before it.
+  __device__ __forceinline__ void arrive() const {
+    if (plan_.ring == 2)
+      copy_async_wait<0>();
+    else if (plan_.ring == 3)
+      copy_async_wait<1>();
+    else
+      copy_async_wait<2>();
+    __syncthreads();
+  }
+
+  // ---- one step
+  // ---------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) max_[half] = minus_infinity(), sum_[half] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2 * kPairs; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out_[i][j] = 0.0f;
+  }
+
+  // Scores of the warp's rows, then weights relative to the running maximum in their place; what was summed
+  // before is scaled to it. A factor of 1, from then on the rule, changes nothing.
+  __device__ __forceinline__ void score(int slot, int index, float (&s)[kStep / 8][4]) {
+    const uint4* const keys = ring_ + slot * kStep * Layout::kPitch;
+    const int lane = lane_id();
+    const int a_start = Layout::at(kWarpRows * warp_id() + lane % 16, lane / 16);
+    const int b_start = Layout::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) s[n][j] = 0.0f;
+#pragma unroll 4
+    for (int k = 0; k < kPairs; ++k) {
+      const uint4 a = load_matrices(queries_ + Layout::from(a_start, 0, 2 * k));
+#pragma unroll
+      for (int n = 0; n < kStep / 16; ++n) {
+        const uint4 b = load_matrices(keys + Layout::from(b_start, n, 2 * k));
+        multiply_add<T>(s[2 * n], a, b.x, b.y);
+        multiply_add<T>(s[2 * n + 1], a, b.z, b.w);
+      }
+    }
+    const uint32_t present = shared_.present[index];
+    const Span seen[2] = {span_at(stands_[0], p_.window), span_at(stands_[1], p_.window)};
+    float highest[2] = {max_[0], max_[1]}, scale[2];
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int column = 8 * n + lane % 4 * 2 + j % 2, position = position_ + column;
+        const bool sees =
+            position >= seen[j / 2].begin && position < seen[j / 2].limit && (present >> column & 1);
+        s[n][j] = sees ? s[n][j] * p_.softmax_scale : minus_infinity();
+        highest[j / 2] = max(highest[j / 2], s[n][j]);
+      }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      highest[half] = max(highest[half], __shfl_xor_sync(kFullMask, highest[half], 1));
+      highest[half] = max(highest[half], __shfl_xor_sync(kFullMask, highest[half], 2));
+      const float shift = shift_of(highest[half]);
+      scale[half] = exp_f32(max_[half] - shift);
+      max_[half] = highest[half];
+      sum_[half] *= scale[half];
+#pragma unroll
+      for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+        for (int j = 2 * half; j < 2 * half + 2; ++j) {
+          s[n][j] = exp_f32(s[n][j] - shift);
+          sum_[half] += s[n][j];
+        }
+    }
+    if (__any_sync(kFullMask, scale[0] != 1.0f || scale[1] != 1.0f)) {
+#pragma unroll
+      for (int i = 0; i < 2 * kPairs; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) out_[i][j] *= scale[j / 2];
+    }
+  }
+
+  __device__ __forceinline__ void add_values(int slot, const float (&weights)[kStep / 8][4]) {
+    const uint4* const values = ring_ + slot * kStep * Layout::kPitch;
+    const int b_start = Layout::at(lane_id() % 16, lane_id() / 16);
+#pragma unroll
+    for (int k = 0; k < kStep / 16; ++k) {
+      const float (&low)[4] = weights[2 * k];
+      const float (&high)[4] = weights[2 * k + 1];
+      const uint4 a{pack<T>(low[0], low[1]), pack<T>(low[2], low[3]), pack<T>(high[0], high[1]),
+                    pack<T>(high[2], high[3])};
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const uint4 b = load_matrices_transposed(values + Layout::from(b_start, k, 2 * i));
+        multiply_add<T>(out_[2 * i], a, b.x, b.y);
+        multiply_add<T>(out_[2 * i + 1], a, b.z, b.w);
+      }
+    }
+  }
+
+  // ---- the end of a chunk, a group
+  // ----------------------------------------------------------------------------
+
+  // `next` is the step behind this one, or -1.
+  __device__ __forceinline__ void finish_chunk(const Units& units, int next) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = sum_[half];
+      sum += __shfl_xor_sync(kFullMask, sum, 1);
+      sum += __shfl_xor_sync(kFullMask, sum, 2);
+      fold_into_group(half, {max_[half], sum});
+    }
+    group_begun_ = true;
+    __syncwarp();
+    const int unit = units.at(position_);
+    if (next < 0 || units.at(next) != unit) write(unit - units.first);
+  }
+
+  __device__ __forceinline__ float2& group_out(int half, int i) const {
+    return group_out_[(half * 2 * kPairs + i) * kWarpSize];
+  }
+
+  __device__ __forceinline__ Stats& group_stats(int half) const {
+    return shared_.group[warp_id()][lane_id() / 4 + 8 * half];
+  }
+
+  __device__ __forceinline__ void fold_into_group(int half, const Stats& chunk) {
+    Stats group = group_begun_ ? group_stats(half) : no_keys();
+    const Fold f = fold(group, chunk);
+#pragma unroll
+    for (int i = 0; i < 2 * kPairs; ++i) {
+      const float2 y = {out_[i][2 * half], out_[i][2 * half + 1]};
+      float2 both = y;
+      if (group_begun_) {
+        const float2 x = group_out(half, i);
+        both = {f(x.x, y.x), f(x.y, y.y)};
+      }
+      group_out(half, i) = both;
+      keep_order();
+    }
+    __syncwarp();  // four lanes have read what one of them writes
+    if (lane_id() % 4 == 0) group_stats(half) = group;
+  }
+
+  // Writes the group as the unit's partial. The only block of a row folds its units as they come, into one.
+  __device__ __forceinline__ void write(int slot) {
+    const Partials partials = partials_at(p_, plan_);
+    const bool folds = plan_.splits == 1 && written_;
+    if (plan_.splits == 1) slot = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(half);
+      const bool exists = row < rows_;
+      const int64_t index =
+          partial_index(p_, plan_, request(), kv_head(), slot, first_row_ + (exists ? row : 0));
+      float* const out = partials.out + index * kHeadDim + lane_id() % 4 * 2;
+      Stats total = folds && exists ? load(partials.stats + index) : no_keys();
+      const Fold f = fold(total, group_stats(half));
+#pragma unroll 2
+      for (int i = 0; i < 2 * kPairs; ++i) {
+        float2 x = group_out(half, i);
+        float2* const to = reinterpret_cast<float2*>(out + 8 * i);
+        if (folds && exists) {
+          const float2 earlier = load(to);
+          x = {f(earlier.x, x.x), f(earlier.y, x.y)};
+        }
+        if (exists) store(to, x);
+      }
+      __syncwarp();
+      if (exists && lane_id() % 4 == 0) store(partials.stats + index, total);
+    }
+    written_ = true;
+    group_begun_ = false;
+  }
+
+  const TreeAttentionParams& p_;
+  const Plan& plan_;
+  CommonShared& shared_;
+  int split_, first_row_, rows_, prefix_;
+  uint4* queries_;
+  uint4* ring_;
+  float2* group_out_;
+  int stands_[2];     // positions of this thread's rows; 0 where there is none
+  int first_, last_;  // positions that some row of the block sees
+  Steps steps_;
+  int position_;  // of the step; -1: no more
+  float max_[2], sum_[2], out_[2 * kPairs][4];
+  bool written_ = false, group_begun_ = false;
+};
+
+}  // namespace eagle::cuda

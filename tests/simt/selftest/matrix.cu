@@ -1,0 +1,207 @@
+// Matrix instructions. The lane maps stand here from the thread's side, as the PTX ISA gives them (groupID,
+// threadID_in_group, register i); the emulator has them from the matrix's side.
+#include "common/numeric.h"
+#include "simt/selftest/kernel.h"
+
+namespace simt::selftest {
+namespace {
+
+using eagle::bf16_t;
+using eagle::half_t;
+using eagle::cuda::load_matrices;
+using eagle::cuda::load_matrices_transposed;
+using eagle::cuda::multiply_add;
+using eagle::cuda::pack;
+
+// ---- four 8x8 matrices from shared memory
+// ------------------------------------------------------------------
+
+constexpr int kRows = 32;
+constexpr int kPitch = 8;  // pieces of 16 bytes from row to row: as far apart as conflicts can be
+
+struct Rows {
+  uint4 piece[kRows][kPitch];
+};
+
+enum class Layout { kPlain, kSwizzled };
+
+__global__ void __launch_bounds__(32)
+    rows_kernel(const uint4* x, uint4* y, bool transposed, Layout layout, bool waits) {
+  auto& shared = shared_memory<Rows>();
+  const int t = threadIdx.x, piece = layout == Layout::kSwizzled ? t % 8 : 0;
+  shared.piece[t][piece] = load(x + t);  // <- other: rows
+  if (waits) __syncwarp();
+  // Lane t names the row of lane t + 8: other lanes' data.
+  const int row = (t + 8) % kRows;
+  const void* const address = &shared.piece[row][layout == Layout::kSwizzled ? row % 8 : 0];
+  uint4 result;
+  if (transposed)
+    result = load_matrices_transposed(address);  // <- reported: rows
+  else
+    result = load_matrices(address);  // <- reported: rows
+  store(y + t, result);
+}
+
+template <bool kTransposed, Layout kLayout, bool kWaits = true>
+bool rows() {
+  Buffer<uint4> x(kRows), y(kRows);
+  auto* const element = reinterpret_cast<uint16_t*>(x.data());
+  for (int i = 0; i < kRows * 8; ++i) element[i] = uint16_t(i);
+  emulate({x.in("x"), y.out("y")}, [&] {
+    launch(rows_kernel, {.grid = 1, .block = 32, .shared_bytes = sizeof(Rows)}, x.data(), y.data(),
+           kTransposed, kLayout, kWaits);
+  });
+  const auto* const got = reinterpret_cast<const uint16_t*>(y.data());
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i)
+      for (int half = 0; half < 2; ++half) {
+        const int first_row = (8 * i + 8) % kRows;
+        const int row = kTransposed ? lane % 4 * 2 + half : lane / 4,
+                  column = kTransposed ? lane / 4 : lane % 4 * 2 + half;
+        if (got[lane * 8 + 2 * i + half] != (first_row + row) * 8 + column) return false;
+      }
+  // Eight rows at a time, 16 bytes each: once through the banks, or eight times.
+  const uint64_t waves = kLayout == Layout::kSwizzled ? 4 : 32;
+  return counters().shared_load_requests == 1 && counters().shared_load_waves == waves &&
+         counters().shared_load_ideal == 4;
+}
+
+// ---- a product
+// ---------------------------------------------------------------------------------------------
+
+constexpr int kM = 16, kN = 8, kK = 16;
+
+// Thread's elements, in the words of the PTX ISA.
+struct Place {
+  int group = int(threadIdx.x) >> 2, in_group = int(threadIdx.x) % 4;
+  int a_row(int i) const { return (i >= 0 && i < 2) || (i >= 4 && i < 6) ? group : group + 8; }
+  int a_column(int i) const { return i < 4 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8; }
+  int b_row(int i) const { return i < 2 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8; }
+  int b_column(int) const { return group; }
+  int c_row(int i) const { return i < 2 ? group : group + 8; }
+  int c_column(int i) const { return in_group * 2 + (i & 1); }
+};
+
+template <class T>
+__global__ void __launch_bounds__(32) product_kernel(const float* a, const float* b, float* c) {
+  const Place at;
+  uint32_t x[4], y[2];
+  for (int i = 0; i < 4; ++i)
+    x[i] = pack<T>(load(a + at.a_row(2 * i) * kK + at.a_column(2 * i)),
+                   load(a + at.a_row(2 * i + 1) * kK + at.a_column(2 * i + 1)));
+  for (int i = 0; i < 2; ++i)
+    y[i] = pack<T>(load(b + at.b_row(2 * i) * kN + at.b_column(2 * i)),
+                   load(b + at.b_row(2 * i + 1) * kN + at.b_column(2 * i + 1)));
+  float z[4];
+  for (int i = 0; i < 4; ++i) z[i] = load(c + at.c_row(i) * kN + at.c_column(i));
+  multiply_add<T>(z, {x[0], x[1], x[2], x[3]}, y[0], y[1]);
+  for (int i = 0; i < 4; ++i) store(c + at.c_row(i) * kN + at.c_column(i), z[i]);
+}
+
+struct Product {
+  Buffer<float> a{kM * kK}, b{kK * kN}, c{kM * kN};
+
+  // Small integers: every sum is exact.
+  Product() {
+    for (int i = 0; i < kM * kK; ++i) a[i] = float(i * 7 % 31 - 15);
+    for (int i = 0; i < kK * kN; ++i) b[i] = float(i * 5 % 23 - 11);
+    for (int i = 0; i < kM * kN; ++i) c[i] = float(i * 3 % 17 - 8) * 0.5f;
+  }
+  template <class T>
+  void run() {
+    emulate({a.in("a"), b.in("b"), c.inout("c")},
+            [&] { launch(product_kernel<T>, {.grid = 1, .block = 32}, a.data(), b.data(), c.data()); });
+  }
+};
+
+template <class T>
+bool product() {
+  Product p;
+  Buffer<float> want(kM * kN);
+  for (int i = 0; i < kM; ++i)
+    for (int j = 0; j < kN; ++j) {
+      want[i * kN + j] = p.c[i * kN + j];
+      for (int k = 0; k < kK; ++k) want[i * kN + j] += p.a[i * kK + k] * p.b[k * kN + j];
+    }
+  p.run<T>();
+  for (int i = 0; i < kM * kN; ++i)
+    if (p.c[i] != want[i]) return false;
+  return true;
+}
+
+// NaN in one row and one column stays there.
+template <class T>
+bool apart() {
+  Product clean, p;
+  clean.run<T>();
+  p.a[3 * kK + 9] = p.b[12 * kN + 5] = __builtin_nanf("");
+  p.run<T>();
+  for (int i = 0; i < kM; ++i)
+    for (int j = 0; j < kN; ++j) {
+      const float x = p.c[i * kN + j];
+      if (i == 3 || j == 5 ? x == x : x != clean.c[i * kN + j]) return false;
+    }
+  return true;
+}
+
+// Products that are zero leave every accumulator as it is, bit for bit.
+template <class T>
+bool nothing_added() {
+  Product p;
+  for (int i = 0; i < kM * kK; ++i) p.a[i] = i % 3 ? 0.0f : -0.0f;
+  const float odd[] = {0.0f, -0.0f, 1e-45f, -1e-45f, 3e38f, -1.0f / 3.0f, __builtin_inff()};
+  for (int i = 0; i < kM * kN; ++i) p.c[i] = odd[i % 7];
+  p.run<T>();
+  for (int i = 0; i < kM * kN; ++i)
+    if (eagle::float_bits(p.c[i]) != eagle::float_bits(odd[i % 7])) return false;
+  return true;
+}
+
+// ---- rounding
+// ----------------------------------------------------------------------------------------------
+
+template <class T>
+__global__ void __launch_bounds__(32) pack_kernel(const float* x, uint32_t* y) {
+  const int t = threadIdx.x;
+  store(y + t, pack<T>(load(x + 2 * t), load(x + 2 * t + 1)));
+}
+
+template <class T>
+bool rounding() {
+  Buffer<float> x(64);
+  Buffer<uint32_t> y(32);
+  for (int i = 0; i < 64; ++i)
+    x[i] = eagle::bits_float(0x3f800000u + uint32_t(i) * 0x00123457u * (i % 2 ? 1 : 113));
+  x[7] = __builtin_nanf("");
+  x[8] = -__builtin_inff();
+  emulate({x.in("x"), y.out("y")},
+          [&] { launch(pack_kernel<T>, {.grid = 1, .block = 32}, x.data(), y.data()); });
+  for (int i = 0; i < 64; ++i) {
+    const uint16_t got = uint16_t(y[i / 2] >> 16 * (i % 2));
+    if (got != (x[i] != x[i] ? 0x7fff : eagle::from_float<T>(x[i]).bits)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<Case> matrix_cases() {
+  constexpr auto kChecked = Builds::kChecked;
+  return {
+      {"rows/swizzled", "", rows<false, Layout::kSwizzled>},
+      {"rows/transposed", "", rows<true, Layout::kSwizzled>},
+      {"rows/bank_conflicts", "", rows<false, Layout::kPlain>},
+      {"rows/no_barrier", "race read-after-write", rows<false, Layout::kSwizzled, false>, kChecked},
+      {"rows/transposed_no_barrier", "race read-after-write", rows<true, Layout::kSwizzled, false>, kChecked},
+      {"product/bf16", "", product<bf16_t>},
+      {"product/half", "", product<half_t>},
+      {"product/bf16_rows_and_columns_apart", "", apart<bf16_t>},
+      {"product/half_rows_and_columns_apart", "", apart<half_t>},
+      {"product/bf16_nothing_added", "", nothing_added<bf16_t>},
+      {"product/half_nothing_added", "", nothing_added<half_t>},
+      {"rounding/bf16", "", rounding<bf16_t>},
+      {"rounding/half", "", rounding<half_t>},
+  };
+}
+
+}  // namespace simt::selftest
