@@ -103,12 +103,25 @@ void bind_linear(py::module_& m) {
   m.def(
       "linear",
       [](const TensorView& x, const OwnedWeight& weight, const TensorView& norm_weight, float eps,
-         const TensorView& bias, const TensorView& residual, py::handle activation, const TensorView& out) {
+         const TensorView& bias, const TensorView& residual, py::handle activation, const TensorView& out,
+         const TensorView& workspace) {
         const Activation a = parse_activation(activation);
-        without_gil(
-            [&] { linear(x, weight.weight, norm_weight, eps, bias, residual, a, out, current_stream); });
+        without_gil([&] {
+          linear(x, weight.weight, norm_weight, eps, bias, residual, a, out, workspace, current_stream);
+        });
       },
-      "x"_a, "weight"_a, "rms_norm"_a, "eps"_a, "bias"_a, "residual"_a, "activation"_a, "out"_a);
+      "x"_a, "weight"_a, "rms_norm"_a, "eps"_a, "bias"_a, "residual"_a, "activation"_a, "out"_a,
+      "workspace"_a = py::none());
+  m.def(
+      "linear_workspace_bytes",
+      [](const OwnedWeight& weight, int64_t m) { return linear_workspace_bytes(weight.weight, m); },
+      "weight"_a, "m"_a);
+  m.def(
+      "lm_head_topk_workspace_bytes",
+      [](const OwnedWeight& weight, int64_t m, int top_k) {
+        return lm_head_topk_workspace_bytes(weight.weight, m, top_k);
+      },
+      "weight"_a, "m"_a, "top_k"_a);
   m.def(
       "rms_norm",
       [](const TensorView& x, const TensorView& weight, float eps, const TensorView& out) {
@@ -120,14 +133,14 @@ void bind_linear(py::module_& m) {
       [](const TensorView& x, const OwnedWeight& weight, const TensorView& norm_weight, float eps,
          const TensorView& draft_to_target, const TensorView& temperature, const TensorView& seeds,
          const TensorView& positions, float tau, const TensorView& tokens, const TensorView& log_probs,
-         const TensorView& lse) {
+         const TensorView& lse, const TensorView& workspace) {
         without_gil([&] {
           lm_head_topk(x, weight.weight, norm_weight, eps, draft_to_target, temperature, seeds, positions,
-                       tau, tokens, log_probs, lse, current_stream);
+                       tau, tokens, log_probs, lse, workspace, current_stream);
         });
       },
       "x"_a, "weight"_a, "rms_norm"_a, "eps"_a, "draft_to_target"_a, "temperature"_a, "seeds"_a,
-      "positions"_a, "tau"_a, "tokens"_a, "log_probs"_a, "lse"_a);
+      "positions"_a, "tau"_a, "tokens"_a, "log_probs"_a, "lse"_a, "workspace"_a = py::none());
   m.def(
       "read_probe",
       [](const TensorView& data) {

@@ -19,6 +19,8 @@ void unpack_weight(const UnpackWeightParams&, CUstream_st*) { no_kernel("unpack_
 void linear(const LinearParams&, CUstream_st*) { no_kernel("linear"); }
 void rms_norm(const RmsNormParams&, CUstream_st*) { no_kernel("rms_norm"); }
 void lm_head_topk(const LmHeadTopkParams&, CUstream_st*) { no_kernel("lm_head_topk"); }
+int64_t linear_workspace_bytes(const PackedWeight&, int64_t) { no_kernel("linear"); }
+int64_t lm_head_topk_workspace_bytes(const PackedWeight&, int64_t, int) { no_kernel("lm_head_topk"); }
 void extend_draft(const ExtendDraftParams&, CUstream_st*) { no_kernel("extend_draft"); }
 void draft(const DraftParams&, CUstream_st*) { no_kernel("draft"); }
 

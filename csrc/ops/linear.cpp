@@ -38,7 +38,65 @@ const void* norm_data(const TensorView& norm_weight, const TensorView& x, DType 
   return norm_weight.data;
 }
 
+void* workspace_data(const TensorView& workspace, const TensorView& x) {
+  if (!workspace.present()) return nullptr;
+  Expect("workspace", workspace).dtype(DType::kUInt8).rank(1).contiguous().same_device(x).writable();
+  return workspace.data;
+}
+
 }  // namespace
+
+int64_t packed_weight_bytes(int64_t n, int64_t k, WeightFormat format, DeviceType backend) {
+  return backend == DeviceType::kCUDA ? cuda::packed_weight_bytes(n, k, format)
+                                      : cpu::packed_weight_bytes(n, k, format);
+}
+
+void validate(const PackWeightParams& p) {
+  check(p.n >= 0 && p.k >= 1, "weights: expected N >= 0 and K >= 1, got N = ", p.n, ", K = ", p.k);
+  check(p.format == WeightFormat::kFloat32 || p.format == WeightFormat::kBFloat16 ||
+            p.format == WeightFormat::kFloat16,
+        "format: expected fp32, bf16 or fp16");
+  check(!p.paired || p.n % 2 == 0, "weights: expected as many gate as up rows, got ", p.n, " rows together");
+  check(p.row_begin >= 0 && p.rows >= 0 && p.row_begin + p.rows <= p.n, "weight: rows [", p.row_begin, ", ",
+        p.row_begin + p.rows, ") lie outside the packed matrix of ", p.n, " rows");
+}
+
+void validate(const LinearParams& p) {
+  const PackedWeight& w = p.weight;
+  check(w.data != nullptr || w.n == 0, "weight: expected packed data, got a null pointer");
+  check(p.m >= 0, "x: expected a number of rows >= 0, got ", p.m);
+  check(p.x_dtype == dtype_of(w.format), "x: expected dtype ", name(dtype_of(w.format)),
+        " (the weight's format), got ", name(p.x_dtype));
+  check(p.out_dtype == DType::kFloat32 || p.out_dtype == DType::kBFloat16 || p.out_dtype == DType::kFloat16,
+        "out: expected a dtype of float32, bfloat16, float16, got ", name(p.out_dtype));
+  check(p.activation == Activation::kNone || w.paired,
+        "activation: swiglu expects a weight packed with paired=True");
+  check(p.norm_eps >= 0.0f, "eps: expected a number >= 0, got ", p.norm_eps);
+}
+
+void validate(const RmsNormParams& p) {
+  check(p.m >= 0 && p.k >= 1, "x: expected at least one column, got M = ", p.m, ", K = ", p.k);
+  check(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
+        "x: expected a dtype of float32, bfloat16, float16, got ", name(p.dtype));
+  check(p.eps >= 0.0f, "eps: expected a number >= 0, got ", p.eps);
+}
+
+void validate(const LmHeadTopkParams& p) {
+  const PackedWeight& w = p.weight;
+  check(!w.paired, "weight: expected a weight packed with paired=False");
+  check(w.data != nullptr, "weight: expected packed data, got a null pointer");
+  check(p.m >= 0, "x: expected a number of rows >= 0, got ", p.m);
+  check(p.top_k >= 1 && p.top_k <= 32 && p.top_k <= w.n, "k: expected 1 to ", std::min<int64_t>(32, w.n),
+        ", got ", p.top_k);
+  check(p.x_dtype == dtype_of(w.format), "x: expected dtype ", name(dtype_of(w.format)),
+        " (the weight's format), got ", name(p.x_dtype));
+  check(p.norm_eps >= 0.0f, "eps: expected a number >= 0, got ", p.norm_eps);
+  check(p.tau > 0.0f && p.tau < __builtin_inff(), "tau: expected a finite number > 0, got ", p.tau);
+  check(!p.temperature || (p.seeds && p.positions),
+        "seeds, positions: expected tensors when temperature is given, got None");
+}
+
+void validate(const UnpackWeightParams& p) { check(p.weight.data, "weight: expected packed data"); }
 
 void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into, TensorView packed,
                  CUstream_st* stream) {
@@ -58,6 +116,7 @@ void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into,
   p.paired = into.paired;
   p.row_begin = row_begin;
   p.rows = weight.shape[0];
+  p.weight_dtype = weight.dtype;
   p.weight = weight.data;
   p.weight_stride = row_stride(weight);
   p.packed = packed.data;
@@ -70,7 +129,7 @@ void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into,
 void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stream) {
   Expect("out", out).dtype(dtype_of(weight.format)).shape({weight.n, weight.k}).contiguous().writable();
   expect_weight(weight, out);
-  const UnpackWeightParams p{weight, out.data};
+  const UnpackWeightParams p{weight, out.dtype, out.data};
   if (out.device == DeviceType::kCPU)
     cpu::unpack_weight(p);
   else
@@ -78,7 +137,8 @@ void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stre
 }
 
 void linear(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps, TensorView bias,
-            TensorView residual, Activation activation, TensorView out, CUstream_st* stream) {
+            TensorView residual, Activation activation, TensorView out, TensorView workspace,
+            CUstream_st* stream) {
   const DType dtype = dtype_of(weight.format);
   Expect("x", x).dtype(dtype).shape({-1, weight.k}).last_dim_contiguous();
   expect_weight(weight, x);
@@ -113,6 +173,8 @@ void linear(TensorView x, const PackedWeight& weight, TensorView norm_weight, fl
   }
   p.out = out.data;
   p.out_stride = row_stride(out);
+  p.workspace = workspace_data(workspace, x);
+  p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
   if (x.device == DeviceType::kCPU)
     cpu::linear(p);
   else
@@ -143,7 +205,8 @@ void rms_norm(TensorView x, TensorView weight, float eps, TensorView out, CUstre
 
 void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps,
                   TensorView draft_to_target, TensorView temperature, TensorView seeds, TensorView positions,
-                  float tau, TensorView tokens, TensorView log_probs, TensorView lse, CUstream_st* stream) {
+                  float tau, TensorView tokens, TensorView log_probs, TensorView lse, TensorView workspace,
+                  CUstream_st* stream) {
   const DType dtype = dtype_of(weight.format);
   Expect("x", x).dtype(dtype).shape({-1, weight.k}).last_dim_contiguous();
   expect_weight(weight, x);
@@ -185,10 +248,20 @@ void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weig
     Expect("lse", lse).dtype(DType::kFloat32).shape({m}).contiguous().writable().same_device(x);
     p.lse = lse.as<float>();
   }
+  p.workspace = workspace_data(workspace, x);
+  p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
   if (x.device == DeviceType::kCPU)
     cpu::lm_head_topk(p);
   else
     cuda::lm_head_topk(p, stream);
+}
+
+int64_t linear_workspace_bytes(const PackedWeight& weight, int64_t m) {
+  return weight.backend == DeviceType::kCPU ? 0 : cuda::linear_workspace_bytes(weight, m);
+}
+
+int64_t lm_head_topk_workspace_bytes(const PackedWeight& weight, int64_t m, int top_k) {
+  return weight.backend == DeviceType::kCPU ? 0 : cuda::lm_head_topk_workspace_bytes(weight, m, top_k);
 }
 
 }  // namespace eagle

@@ -61,6 +61,7 @@ void linear_by_params() {
   pack.k = kK;
   pack.format = packed.format;
   pack.rows = kN;
+  pack.weight_dtype = eagle::DType::kFloat32;
   pack.weight = w.data();
   pack.weight_stride = kK;
   pack.packed = memory;

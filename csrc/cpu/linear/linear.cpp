@@ -2,26 +2,11 @@
 // rows of x.
 #include "cpu/linear/products.h"
 
-namespace eagle {
-
-void validate(const LinearParams& p) {
-  const PackedWeight& w = p.weight;
-  check(w.backend == DeviceType::kCPU, "weight: expected a weight packed for cpu, got one packed for cuda");
-  check(w.data != nullptr || w.n == 0, "weight: expected packed data, got a null pointer");
-  check(p.m >= 0, "x: expected a number of rows >= 0, got ", p.m);
-  check(p.x_dtype == cpu::dtype_of_format(w.format), "x: expected dtype ", cpu::name(w.format),
-        " (the weight's format), got ", name(p.x_dtype));
-  check(p.out_dtype == DType::kFloat32 || p.out_dtype == DType::kBFloat16 || p.out_dtype == DType::kFloat16,
-        "out: expected a dtype of float32, bfloat16, float16, got ", name(p.out_dtype));
-  check(p.activation == Activation::kNone || w.paired,
-        "activation: swiglu expects a weight packed with paired=True");
-  check(p.norm_eps >= 0.0f, "eps: expected a number >= 0, got ", p.norm_eps);
-}
-
-namespace cpu {
+namespace eagle::cpu {
 
 void linear(const LinearParams& p) {
   validate(p);
+  expect_packed_here(p.weight);
   if (p.m == 0 || p.weight.n == 0) return;
   const LinearKernels& kernels = linear_kernels();
   GroupProducts products{};
@@ -38,5 +23,4 @@ void linear(const LinearParams& p) {
                stream_grain(PanelLayout(p.weight)), kernels.multiply);
 }
 
-}  // namespace cpu
-}  // namespace eagle
+}  // namespace eagle::cpu

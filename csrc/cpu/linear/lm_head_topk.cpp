@@ -2,25 +2,7 @@
 // left to right.
 #include "cpu/linear/products.h"
 
-namespace eagle {
-
-void validate(const LmHeadTopkParams& p) {
-  const PackedWeight& w = p.weight;
-  check(w.backend == DeviceType::kCPU, "weight: expected a weight packed for cpu, got one packed for cuda");
-  check(!w.paired, "weight: expected a weight packed with paired=False");
-  check(w.data != nullptr, "weight: expected packed data, got a null pointer");
-  check(p.m >= 0, "x: expected a number of rows >= 0, got ", p.m);
-  check(p.top_k >= 1 && p.top_k <= cpu::kMaxTopK && p.top_k <= w.n, "k: expected 1 to ",
-        std::min<int64_t>(cpu::kMaxTopK, w.n), ", got ", p.top_k);
-  check(p.x_dtype == cpu::dtype_of_format(w.format), "x: expected dtype ", cpu::name(w.format),
-        " (the weight's format), got ", name(p.x_dtype));
-  check(p.norm_eps >= 0.0f, "eps: expected a number >= 0, got ", p.norm_eps);
-  check(p.tau > 0.0f && p.tau < __builtin_inff(), "tau: expected a finite number > 0, got ", p.tau);
-  check(!p.temperature || (p.seeds && p.positions),
-        "seeds, positions: expected tensors when temperature is given, got None");
-}
-
-namespace cpu {
+namespace eagle::cpu {
 namespace {
 
 constexpr int64_t kChunkGroups = 32;
@@ -136,6 +118,7 @@ void run_pass(const LmHeadTopkParams& p) {
 
 void lm_head_topk(const LmHeadTopkParams& p) {
   validate(p);
+  expect_packed_here(p.weight);
   for (int64_t row = 0; row < p.m; row += kRowsPerPass) {
     LmHeadTopkParams pass = p;
     pass.m = std::min(kRowsPerPass, p.m - row);
@@ -152,5 +135,4 @@ void lm_head_topk(const LmHeadTopkParams& p) {
   }
 }
 
-}  // namespace cpu
-}  // namespace eagle
+}  // namespace eagle::cpu

@@ -148,6 +148,8 @@ void multiply(const GroupProducts& a, int64_t begin, int64_t end) {
       return multiply_format<typename Formats::Float16>(a, begin, end);
     case WeightFormat::kFloat32:
       return multiply_format<typename Formats::Float32>(a, begin, end);
+    default:
+      break;
   }
 }
 

@@ -5,26 +5,7 @@
 #include "cpu/linear/panels.h"
 #include "cpu/parallel.h"
 
-namespace eagle {
-
-int64_t packed_weight_bytes(int64_t n, int64_t k, WeightFormat format, DeviceType backend) {
-  if (backend == DeviceType::kCUDA) return cuda::packed_weight_bytes(n, k, format);
-  return cpu::PanelLayout(n, k, format, false).bytes();
-}
-
-void validate(const PackWeightParams& p) {
-  check(p.n >= 0 && p.k >= 1, "weights: expected N >= 0 and K >= 1, got N = ", p.n, ", K = ", p.k);
-  check(!p.paired || p.n % 2 == 0, "weights: expected as many gate as up rows, got ", p.n, " rows together");
-  check(p.row_begin >= 0 && p.rows >= 0 && p.row_begin + p.rows <= p.n, "weight: rows [", p.row_begin, ", ",
-        p.row_begin + p.rows, ") lie outside the packed matrix of ", p.n, " rows");
-}
-
-void validate(const UnpackWeightParams& p) {
-  check(p.weight.backend == DeviceType::kCPU,
-        "weight: expected a weight packed for cpu, got one packed for cuda");
-}
-
-namespace cpu {
+namespace eagle::cpu {
 namespace {
 
 // Calls f(packed address of the row's first step, source row) for the lanes of panels; source row -1:
@@ -62,6 +43,10 @@ constexpr int64_t kGrain = 8;  // panels
 
 }  // namespace
 
+int64_t packed_weight_bytes(int64_t n, int64_t k, WeightFormat format) {
+  return PanelLayout(n, k, format, false).bytes();
+}
+
 void pack_weight(const PackWeightParams& p) {
   validate(p);
   const PanelLayout layout(p.n, p.k, p.format, p.paired);
@@ -85,6 +70,8 @@ void pack_weight(const PackWeightParams& p) {
             return pack_row<uint16_t, 1>(layout, reinterpret_cast<const uint16_t*>(from), to);
           case WeightFormat::kFloat32:
             return pack_row<uint32_t, 1>(layout, reinterpret_cast<const uint32_t*>(from), to);
+          default:
+            break;
         }
       });
   });
@@ -92,6 +79,7 @@ void pack_weight(const PackWeightParams& p) {
 
 void unpack_weight(const UnpackWeightParams& p) {
   validate(p);
+  expect_packed_here(p.weight);
   const PanelLayout layout(p.weight);
   parallel_for(layout.groups * kGroupPanels, kGrain, [&](int64_t begin, int64_t end) {
     for_rows(layout, begin, end, [&](int64_t offset, int64_t row) {
@@ -105,10 +93,11 @@ void unpack_weight(const UnpackWeightParams& p) {
           return unpack_row<uint16_t, 1>(layout, from, reinterpret_cast<uint16_t*>(to));
         case WeightFormat::kFloat32:
           return unpack_row<uint32_t, 1>(layout, from, reinterpret_cast<uint32_t*>(to));
+        default:
+          break;
       }
     });
   });
 }
 
-}  // namespace cpu
-}  // namespace eagle
+}  // namespace eagle::cpu

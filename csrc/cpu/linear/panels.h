@@ -12,6 +12,7 @@
 // Ragged N and K are padded with zeros: a product that is exactly zero leaves a sum as it is.
 #include <cstdint>
 
+#include "common/check.h"
 #include "common/numeric.h"
 #include "cpu/linear/kernels.h"
 
@@ -49,5 +50,9 @@ struct PanelLayout {
     return panel / kGroupPanels * group_bytes() + panel % kGroupPanels * step_bytes() / kGroupPanels;
   }
 };
+
+inline void expect_packed_here(const PackedWeight& w) {
+  check(w.backend == DeviceType::kCPU, "weight: expected a weight packed for cpu, got one packed for cuda");
+}
 
 }  // namespace eagle::cpu

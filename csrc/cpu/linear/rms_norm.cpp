@@ -3,16 +3,7 @@
 #include "cpu/linear/kernels.h"
 #include "cpu/parallel.h"
 
-namespace eagle {
-
-void validate(const RmsNormParams& p) {
-  check(p.m >= 0 && p.k >= 1, "x: expected at least one column, got M = ", p.m, ", K = ", p.k);
-  check(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
-        "x: expected a dtype of float32, bfloat16, float16, got ", name(p.dtype));
-  check(p.eps >= 0.0f, "eps: expected a number >= 0, got ", p.eps);
-}
-
-namespace cpu {
+namespace eagle::cpu {
 
 void rms_norm(const RmsNormParams& p) {
   validate(p);
@@ -32,5 +23,4 @@ void rms_norm(const RmsNormParams& p) {
                [&](int64_t begin, int64_t end) { kernels.prepare(rows, begin, end); });
 }
 
-}  // namespace cpu
-}  // namespace eagle
+}  // namespace eagle::cpu

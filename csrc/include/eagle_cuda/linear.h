@@ -8,7 +8,12 @@
 
 namespace eagle {
 
-enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16 };
+// What a packed weight holds. A float format is the dtype of the activations too, and its codes are the
+// values themselves. The others are one code an element and a scale, from quantize() of common/quantize.h:
+//   kFloat8E4M3, kInt8   a float32 scale a row: max |w| / 448, max |w| / 127
+//   kInt4                -7 .. 7, a float16 scale for each 64 columns of a row: max |w| / 7
+//   kInt8Dynamic         kInt8, and the activations are quantised by row in the same way; integer sums
+enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kInt8, kInt4, kInt8Dynamic };
 enum class Activation : uint8_t { kNone, kSwiGLU };
 
 // One [N, K] matrix (or several that share an input, rows concatenated) in the order in which a backend
@@ -34,24 +39,27 @@ struct PackWeightParams {
   bool paired;        // the first half of the N source rows is gate, the second half up
   int64_t row_begin;  // place of the source's first row among the N concatenated rows
   int64_t rows;
-  const void* weight;  // [rows, K]  dtype of `format`
+  DType weight_dtype;  // of a float format, or float32, bfloat16 or float16 for the others to quantise
+  const void* weight;  // [rows, K]
   int64_t weight_stride;
   void* packed;  // [packed_weight_bytes]
 };
 
 struct UnpackWeightParams {
   PackedWeight weight;
-  void* out;  // [N, K]  contiguous, dtype of the format, rows in source order (gate first, then up)
+  DType out_dtype;  // of a float format; float32 (code * scale, one rounding) for the others
+  void* out;        // [N, K]  contiguous, rows in source order (gate first, then up)
 };
 
 // out = residual + activation(norm(x) @ W^T + bias). Sums are fp32; one rounding to `out_dtype` at the end.
 // norm(x) is rms_norm(x, norm_weight, norm_eps), rounded to x's dtype. SwiGLU: out = silu(gate) * up, N/2
-// columns.
+// columns. A row's scale multiplies the finished sum over its codes, a group's (kInt4) the sum over the
+// group.
 struct LinearParams {
   int64_t m;  // rows, any number
   PackedWeight weight;
   Activation activation;
-  DType x_dtype;    // the dtype of the weight's format
+  DType x_dtype;    // the dtype of a float format; float32, bfloat16 or float16 with the others
   DType out_dtype;  // float32, bfloat16 or float16
   float norm_eps;
 
@@ -63,6 +71,11 @@ struct LinearParams {
   int64_t residual_stride;
   void* out;  // [M, N or N/2]  may be x
   int64_t out_stride;
+
+  // CUDA: at least linear_workspace_bytes(), begins at a multiple of 16, used by one call at a time. What it
+  // holds before does not matter. CPU: none.
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
 };
 
 // out = x / sqrt(mean(x^2) + eps) * weight, in fp32 with one rounding; bit-equal to linear's fused norm.
@@ -104,6 +117,9 @@ struct LmHeadTopkParams {
   int32_t* tokens;   // [M, top_k]  target ids, best first
   float* log_probs;  // [M, top_k]
   float* lse;        // [M]  natural log of the sum of exp(q) (or of exp(z / tau)); may be nullptr
+
+  void* workspace = nullptr;  // as in LinearParams, of lm_head_topk_workspace_bytes()
+  int64_t workspace_bytes = 0;
 };
 
 void validate(const PackWeightParams& p);
@@ -113,6 +129,7 @@ void validate(const RmsNormParams& p);
 void validate(const LmHeadTopkParams& p);
 
 namespace cpu {
+int64_t packed_weight_bytes(int64_t n, int64_t k, WeightFormat format);
 void pack_weight(const PackWeightParams& p);
 void unpack_weight(const UnpackWeightParams& p);
 void linear(const LinearParams& p);
@@ -132,6 +149,10 @@ void unpack_weight(const UnpackWeightParams& p, CUstream_st* stream);
 void linear(const LinearParams& p, CUstream_st* stream);
 void rms_norm(const RmsNormParams& p, CUstream_st* stream);
 void lm_head_topk(const LmHeadTopkParams& p, CUstream_st* stream);
+
+// From the sizes and the current device alone; of the weight, `data` is not read. Never more for fewer rows.
+int64_t linear_workspace_bytes(const PackedWeight& weight, int64_t m);
+int64_t lm_head_topk_workspace_bytes(const PackedWeight& weight, int64_t m, int top_k);
 }  // namespace cuda
 
 // Tensor forms: every dtype, shape, stride and device is checked here, then the call goes to a backend.
@@ -139,10 +160,15 @@ void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into,
                  CUstream_st* stream);
 void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stream);
 void linear(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps, TensorView bias,
-            TensorView residual, Activation activation, TensorView out, CUstream_st* stream);
+            TensorView residual, Activation activation, TensorView out, TensorView workspace,
+            CUstream_st* stream);
 void rms_norm(TensorView x, TensorView weight, float eps, TensorView out, CUstream_st* stream);
 void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps,
                   TensorView draft_to_target, TensorView temperature, TensorView seeds, TensorView positions,
-                  float tau, TensorView tokens, TensorView log_probs, TensorView lse, CUstream_st* stream);
+                  float tau, TensorView tokens, TensorView log_probs, TensorView lse, TensorView workspace,
+                  CUstream_st* stream);
+// Bytes that the ops want as `workspace`, uint8 [bytes], on the device of the weight; 0 on the CPU.
+int64_t linear_workspace_bytes(const PackedWeight& weight, int64_t m);
+int64_t lm_head_topk_workspace_bytes(const PackedWeight& weight, int64_t m, int top_k);
 
 }  // namespace eagle
