@@ -50,9 +50,10 @@ PASSES = $(BIN)/python tools/test_passes.py
 test: build simt
 	@$(PASSES) cpu fast checked:1 -- -m "not full" $(ARGS)
 
-# The emulator's share takes every test, the larger sweeps included, under three schedules.
+# The emulator's share takes every test, the larger sweeps included, under three schedules; before that, the
+# larger sweeps that only its fast build can do in time.
 test-full: build simt
-	@$(BIN)/python -m pytest -q -m full $(ARGS)
+	@$(PASSES) cpu fast -- -m full $(ARGS)
 	@$(PASSES) checked:1:20 checked:2:50 checked:3:200 -- $(ARGS)
 
 test-simt: build simt

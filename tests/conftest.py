@@ -53,6 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "op(*names): the ops whose kernels the test must launch; runs with --backend simt and cuda too",
     )
+    config.addinivalue_line(
+        "markers",
+        "unchecked: under the emulator, in fast builds only, where a checked one would take too long",
+    )
     backend = config.getoption("--backend")
     for name, default in (("simt", "fast"), ("seed", 0), ("preempt", 0)):
         given = config.getoption(f"--{name}")
@@ -155,9 +159,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--backend") == "cpu":
         return
-    others = [item for item in items if not ops_of(item)]
+    taken = [item for item in items if ops_of(item)]
+    if config.getoption("--simt") == "checked":
+        taken = [item for item in taken if not item.get_closest_marker("unchecked")]
+    others = [item for item in items if item not in taken]
     config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if ops_of(item)]
+    items[:] = taken
     leave_out(config, "tests", [item.nodeid for item in others])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eagle_cuda.tree import DraftTree
+from eagle_cuda.tree import DraftTree, tree_from_parents
 from eagle_decode.engine import Engine
 from eagle_decode.sequence import Batch
 from scripted_target import ScriptedTarget
@@ -154,6 +154,51 @@ def link(arrays: dict[str, np.ndarray], row: int) -> None:
         else:
             arrays["first_child"][row, parent] = node
         last[parent] = node
+
+
+class StaticDrafter:
+    """The same tree for every request in every cycle. The continuation is planted on the paths to the nodes
+    in turn; everything else is a decoy. Implements eagle_decode.drafting.Drafter.
+
+    parents: of the nodes, parents[0] = -1, each before its children.
+    """
+
+    def __init__(
+        self,
+        continuations: Mapping[int, Sequence[int]],
+        *,
+        parents: Sequence[int],
+        vocab_size: int,
+        seed: int = 0,
+    ):
+        self._parents = list(parents)
+        self._paths = [[0]]
+        for i, parent in enumerate(self._parents[1:], start=1):
+            self._paths.append([*self._paths[parent], i])
+        self.levels = max(len(path) for path in self._paths) - 1
+        self.max_nodes = len(self._parents)
+        self._continuations, self._vocab_size = continuations, vocab_size
+        self._random = random.Random(seed)
+        self._turns: dict[int, list[int]] = {}  # per request: nodes to plant down to
+
+    def propose(self, batch: Batch) -> DraftTree:
+        tokens = [self._tokens(request.index, request.tokens) for request in batch.requests]
+        return tree_from_parents(tokens, [self._parents] * len(tokens))
+
+    def _tokens(self, index: int, emitted: Sequence[int]) -> list[int]:
+        truth = self._continuations[index][len(emitted) :]
+        turns = self._turns.setdefault(index, [])
+        if not turns:
+            turns.extend(self._random.sample(range(self.max_nodes), self.max_nodes))
+        path = self._paths[turns.pop()][: len(truth) + 1]
+        tokens = [emitted[-1]]
+        for i, parent in enumerate(self._parents[1:], start=1):
+            depth = len(self._paths[i]) - 1
+            right = truth[depth - 1] if depth <= len(truth) else -1
+            taken = {tokens[j] for j in range(1, i) if self._parents[j] == parent} | {right}
+            decoys = [token for token in range(self._vocab_size) if token not in taken]
+            tokens.append(right if i in path else self._random.choice(decoys))
+        return tokens
 
 
 class ChainOfTruth(OracleDrafter):

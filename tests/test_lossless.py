@@ -4,6 +4,8 @@ one of them.
 An oracle drafter hides the plain continuation among decoys, so that every accepted length occurs, on best
 paths and off them; random EAGLE heads draft as they do in use. Negative controls break one thing each and
 must be seen.
+
+Cases that name ops run under the emulator too: there the decoder attends by the CUDA kernels.
 """
 
 from __future__ import annotations
@@ -23,11 +25,19 @@ from eagle_decode.engine import Engine
 from eagle_decode.models.llama import LlamaTarget
 from eagle_decode.sampling import SamplingParams
 from eagle_decode.sequence import Result
-from oracle_drafter import OracleDrafter, link
+from oracle_drafter import OracleDrafter, StaticDrafter, link
 from tiny_models import tiny_head, tiny_target
 
 VOCAB = 97
 MAX_LENGTH = 400
+
+# Under the emulator. A checked build takes ten times as long: it has the cases without `unchecked`.
+attends = pytest.mark.op("append_kv", "tree_attention")
+decodes = pytest.mark.op("append_kv", "tree_attention", "sample_tokens", "verify", "compact_kv")
+drafts = pytest.mark.op(
+    "append_kv", "tree_attention", "expand_tree", "build_tree", "sample_tokens", "verify", "compact_kv"
+)
+unchecked = pytest.mark.unchecked
 
 
 @dataclass
@@ -97,6 +107,11 @@ SHAPES = {  # levels, max_nodes, branching
     "tree-64": (7, 64, 8),
     "star-17": (1, 17, 16),
 }
+# One tree for every cycle, of EAGLE-1's kind: the better a child's rank, the more stands below it.
+STATIC = [-1, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 5, 5, 6, 8, 11, 11, 15]
+STATIC_LEVELS = 5
+HEADS = (3, 1, 64)  # query heads, KV heads, head size
+OTHER_HEADS = (4, 2, 80)
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,7 @@ class Case:
     twins: bool = False
     window: int | None = None
     tokens: int = 72
+    heads: tuple[int, int, int] = HEADS
 
     def __str__(self) -> str:
         parts = [
@@ -118,20 +134,33 @@ class Case:
             f"T{self.temperature}",
             f"s{self.seed}",
         ]
-        return "-".join(parts + ["twins"] * self.twins + [f"window{self.window}"] * (self.window is not None))
+        parts += ["twins"] * self.twins + [f"window{self.window}"] * (self.window is not None)
+        return "-".join(parts + ["heads{}/{}x{}".format(*self.heads)] * (self.heads != HEADS))
 
 
 @functools.cache
-def target_of(dtype: torch.dtype, twins: bool, window: int | None, vocab_size: int = VOCAB) -> LlamaTarget:
+def target_of(
+    dtype: torch.dtype,
+    twins: bool = False,
+    window: int | None = None,
+    vocab_size: int = VOCAB,
+    heads: tuple[int, int, int] = HEADS,
+) -> LlamaTarget:
+    num_heads, num_kv_heads, head_dim = heads
     return tiny_target(
         dtype=dtype,
         vocab_size=vocab_size,
-        num_heads=3,
-        num_kv_heads=1,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         twins=twins,
         sliding_window=window,
         max_positions=4096,
     )
+
+
+def target_for(case: Case) -> LlamaTarget:
+    return target_of(case.dtype, case.twins, case.window, heads=case.heads)
 
 
 def prompts_of(count: int, seed: int, vocab_size: int = VOCAB) -> list[list[int]]:
@@ -162,9 +191,7 @@ def sampling_of(case: Case) -> list[SamplingParams]:
 
 @functools.cache
 def plain_run(case: Case) -> Run:
-    engine = Engine(
-        target_of(case.dtype, case.twins, case.window), max_batch=case.batch, max_length=MAX_LENGTH
-    )
+    engine = Engine(target_for(case), max_batch=case.batch, max_length=MAX_LENGTH)
     plain = run(engine, prompts_of(case.batch, case.seed), sampling_of(case), speculate=False)
     assert plain.accepted_lengths == {0}
     assert plain.widths == {1}
@@ -172,20 +199,24 @@ def plain_run(case: Case) -> Run:
 
 
 def oracle_run(case: Case, **options: Any) -> Run:
-    levels, max_nodes, branching = SHAPES[case.shape]
-    drafter = OracleDrafter(
-        dict(enumerate(plain_run(case).tokens)),
-        levels=levels, max_nodes=max_nodes, branching=branching, vocab_size=VOCAB, seed=case.seed, **options,
-    )  # fmt: skip
-    target = target_of(case.dtype, case.twins, case.window)
-    engine = Engine(target, draft=drafter, max_batch=case.batch, max_length=MAX_LENGTH)
+    continuations = dict(enumerate(plain_run(case).tokens))
+    if case.shape == "static":
+        drafter = StaticDrafter(continuations, parents=STATIC, vocab_size=VOCAB, seed=case.seed)
+    else:
+        levels, max_nodes, branching = SHAPES[case.shape]
+        drafter = OracleDrafter(
+            continuations,
+            levels=levels, max_nodes=max_nodes, branching=branching, vocab_size=VOCAB, seed=case.seed,
+            **options,
+        )  # fmt: skip
+    engine = Engine(target_for(case), draft=drafter, max_batch=case.batch, max_length=MAX_LENGTH)
     return run(engine, prompts_of(case.batch, case.seed), sampling_of(case), speculate=True)
 
 
 def check_oracle(case: Case) -> None:
     plain, speculative = plain_run(case), oracle_run(case)
     assert same(plain, speculative)
-    levels = SHAPES[case.shape][0]
+    levels = STATIC_LEVELS if case.shape == "static" else SHAPES[case.shape][0]
     if levels < 16:
         assert speculative.accepted_lengths == set(range(levels + 1))
     else:  # too many for one run: test_every_length_of_a_long_chain has them all
@@ -210,18 +241,92 @@ FAST = [
     Case(torch.bfloat16, "tree-32", 1, 1.0, seed=6),
     Case(torch.bfloat16, "chain-64", 2, 0.0, seed=7),
     Case(torch.float32, "tree-32", 2, 0.7, seed=8, window=11),
+    Case(torch.float16, "tree-32", 2, 0.0, seed=9, heads=OTHER_HEADS),
+    Case(torch.float16, "chain-5", 1, 1.0, seed=10, heads=OTHER_HEADS),
+    Case(torch.float16, "static", 2, 1.0, seed=11),
+    Case(torch.bfloat16, "static", 1, 0.0, seed=12, heads=OTHER_HEADS),
 ]
+CHECKED = [FAST[5], FAST[9]]  # a tree in bf16 and a chain in fp16
 
 
-@pytest.mark.parametrize("case", FAST, ids=str)
+def cases(*chosen: Case) -> list[Any]:
+    return [
+        pytest.param(case, id=str(case), marks=[decodes] if case in CHECKED else [decodes, unchecked])
+        for case in chosen
+    ]
+
+
+@pytest.mark.parametrize("case", cases(*FAST))
 def test_oracle_drafter(case):
     check_oracle(case)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+# ---- the CUDA kernels under the emulator: more of the above in the two types that tensor cores take
+
+
+WIDE = [
+    Case(torch.bfloat16, "tree-64", 2, 1.0, seed=51, heads=OTHER_HEADS),
+    Case(torch.bfloat16, "tree-8", 4, 0.0, seed=52, heads=(4, 2, 128)),
+    Case(torch.bfloat16, "chain-64", 2, 1.0, seed=53, heads=OTHER_HEADS),
+    Case(torch.bfloat16, "static", 3, 1.0, seed=54),
+    Case(torch.bfloat16, "tree-32", 3, 0.0, seed=55, window=11),
+    Case(torch.bfloat16, "star-17", 2, 0.7, seed=56, heads=(2, 1, 192)),
+    Case(torch.float16, "tree-64", 3, 0.0, seed=57),
+    Case(torch.float16, "tree-8", 2, 1.0, seed=58, twins=True),
+    Case(torch.float16, "chain-64", 2, 0.0, seed=59),
+    Case(torch.float16, "static", 2, 0.0, seed=60, heads=(6, 2, 96)),
+    Case(torch.float16, "tree-32", 2, 1.0, seed=61, window=40, heads=OTHER_HEADS),
+    Case(torch.float16, "star-17", 1, 0.0, seed=62, heads=(3, 1, 256)),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", cases(*WIDE))
+def test_oracle_drafter_in_half_precision(case):
+    check_oracle(case)
+
+
+@attends
+def test_every_layer_attends_by_the_kernels(simulator, monkeypatch):
+    """In a whole run, prompts included: a launch for each layer of each pass, and traffic of every kernel."""
+    passes, forward = [], LlamaTarget.forward
+
+    def counted(self, *args, **options):
+        passes.append(self)
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(LlamaTarget, "forward", counted)
+    ops = ("append_kv", "tree_attention")
+    before = {op: simulator.launches(op) for op in ops}
+    target = target_of(torch.bfloat16)
+    prompt = np.random.default_rng(1).integers(VOCAB, size=70).tolist()
+    sampling = SamplingParams(max_new_tokens=8)
+    with simulator.counting():
+        plain = Engine(target, max_length=128).generate([prompt], sampling)
+        drafter = OracleDrafter({0: plain[0].tokens}, levels=3, max_nodes=8, vocab_size=VOCAB)
+        drafted = Engine(target, draft=drafter, max_length=128).generate([prompt], sampling)
+    assert drafted[0].tokens == plain[0].tokens
+    assert target.num_layers == 2
+    assert len(passes) >= 10
+    for op in ops:
+        assert simulator.launches(op) - before[op] == target.num_layers * len(passes)
+    table = simulator.traffic_table()
+    for source in ("append_kv.cu", "common_pass.cuh", "finish.cuh"):
+        assert source in table
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        pytest.param(torch.float16, marks=[pytest.mark.full, decodes, unchecked]),
+    ],
+    ids=["float32", "bfloat16", "float16"],
+)
 def test_trees_across_the_borders_of_chunks(dtype):
     """Prompts end just before positions where prefill is cut and attention folds its partial sums."""
-    target = target_of(dtype, False, None)
+    target = target_of(dtype)
     prompts = [
         np.random.default_rng(i).integers(VOCAB, size=n).tolist() for i, n in enumerate((240, 253, 2035))
     ]
@@ -251,7 +356,7 @@ def test_oracle_drafter_sweep(dtype, shape, temperature):
 def test_every_length_of_a_long_chain():
     case = Case(torch.float32, "chain-64", 1, 0.7, seed=21, tokens=64 * 65 // 2 + 80)
     levels, max_nodes, _ = SHAPES[case.shape]
-    target = target_of(case.dtype, False, None)
+    target = target_for(case)
     engine = Engine(target, max_batch=1, max_length=2400)
     plain = run(engine, prompts_of(1, 21), sampling_of(case), speculate=False)
     drafter = OracleDrafter(
@@ -273,10 +378,19 @@ HEAD_VOCAB = 16
 
 
 def check_head(
-    kind: str, dtype: torch.dtype, temperature: float, batch: int, nodes: int, seed: int, **options: Any
+    kind: str,
+    dtype: torch.dtype,
+    temperature: float,
+    batch: int,
+    nodes: int,
+    seed: int,
+    requests: int = 0,
+    heads: tuple[int, int, int] = HEADS,
+    **options: Any,
 ) -> set[int]:
-    """Returns the accepted lengths that occurred."""
-    target = target_of(dtype, False, None, HEAD_VOCAB)
+    """Returns the accepted lengths that occurred. There are more requests than rows: most join a batch that
+    runs."""
+    target = target_of(dtype, vocab_size=HEAD_VOCAB, heads=heads)
     head = tiny_head(kind, target, seed=seed, **({"draft_vocab": 13} if kind == "eagle3" else {}))
     engine = Engine(
         target,
@@ -288,7 +402,7 @@ def check_head(
         max_length=MAX_LENGTH,
         **options,
     )
-    prompts = prompts_of(3 * batch + 4, seed, HEAD_VOCAB)  # more than rows: most join a batch that runs
+    prompts = prompts_of(requests or 3 * batch + 4, seed, HEAD_VOCAB)
     sampling = [
         SamplingParams(temperature=temperature, seed=seed + i, max_new_tokens=25 + 5 * (i % 4), logprobs=True)
         for i in range(len(prompts))
@@ -314,6 +428,23 @@ def check_head(
 )
 def test_random_head(kind, dtype, temperature, batch, nodes):
     assert check_head(kind, dtype, temperature, batch, nodes, seed=31) == {0, 1, 2, 3}
+
+
+@drafts
+@unchecked
+@pytest.mark.parametrize(
+    ("kind", "dtype", "temperature", "batch", "heads"),
+    [
+        ("eagle1", torch.bfloat16, 0.0, 2, HEADS),
+        ("eagle3", torch.float16, 1.0, 2, OTHER_HEADS),
+        pytest.param("eagle1", torch.float16, 0.7, 3, HEADS, marks=pytest.mark.full),
+        pytest.param("eagle3", torch.bfloat16, 1.0, 3, OTHER_HEADS, marks=pytest.mark.full),
+        pytest.param("eagle3", torch.float32, 0.7, 2, HEADS, marks=pytest.mark.full),
+    ],
+)
+def test_random_head_with_few_requests(kind, dtype, temperature, batch, heads):
+    lengths = check_head(kind, dtype, temperature, batch, 33, seed=31, requests=batch + 2, heads=heads)
+    assert lengths >= {0, 1, 2}
 
 
 @pytest.mark.full
@@ -356,6 +487,7 @@ def test_outputs_vary_with_the_seed_and_the_prompt():
 
 
 BROKEN = Case(torch.float32, "tree-32", 2, 0.0, seed=1)
+BROKEN_BF16 = Case(torch.bfloat16, "tree-32", 1, 0.0, seed=1)
 
 Arrays = dict[str, np.ndarray]
 
@@ -404,10 +536,13 @@ def child_before_parent(arrays: Arrays, row: int, planted: list[int]) -> None:
     link(arrays, row)
 
 
+@pytest.mark.parametrize(
+    "case", [BROKEN, pytest.param(BROKEN_BF16, marks=[decodes, unchecked])], ids=["float32", "bfloat16"]
+)
 @pytest.mark.parametrize("corrupt", [drop_ancestor, see_stranger, shift_position, child_before_parent])
-def test_a_broken_tree_is_seen(corrupt: Callable[[Arrays, int, list[int]], None]):
-    assert same(plain_run(BROKEN), oracle_run(BROKEN))
-    assert not same(plain_run(BROKEN), oracle_run(BROKEN, corrupt=corrupt))
+def test_a_broken_tree_is_seen(corrupt: Callable[[Arrays, int, list[int]], None], case):
+    assert same(plain_run(case), oracle_run(case))
+    assert not same(plain_run(case), oracle_run(case, corrupt=corrupt))
 
 
 def test_skipped_compaction_is_seen(monkeypatch):
