@@ -29,6 +29,11 @@ def build_folder() -> Path:
     return ROOT / "build" / f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 
 
+def case_names() -> list[str]:
+    text = "".join(path.read_text() for path in KERNELS)
+    return re.findall(r'^ +(?:mapped<.*>\(|\{)"([^"]+)"', text, re.M)
+
+
 def test_the_emulator_does_what_plain_cpp_does():
     program = build_folder() / "ptx_conformance"
     if not program.is_file():
@@ -37,10 +42,21 @@ def test_the_emulator_does_what_plain_cpp_does():
     wrong = [line for line in done.stdout.splitlines() if ": ok, " not in line]
     assert wrong == []
     assert done.returncode == 0, done.stderr
-    text = "".join(path.read_text() for path in KERNELS)
-    names = re.findall(r'^ +(?:mapped<.*>\(|\{)"([^"]+)"', text, re.M)
+    names = [name for name in case_names() if not name.startswith("planted: ")]
     assert sorted(line.partition(": ok, ")[0] for line in done.stdout.splitlines()) == sorted(names)
-    assert len(names) >= 49
+    assert len(names) >= 62
+
+
+def test_every_planted_fault_is_told():
+    """An instruction whose result depends on the place, a neighbour or the lane: each makes its case fail."""
+    program = build_folder() / "ptx_conformance"
+    if not program.is_file():
+        pytest.skip("needs the emulator: make simt")
+    done = subprocess.run([program, "planted"], capture_output=True, text=True, timeout=120)
+    told = re.findall(r"^(planted: .*): word \d+: expected [0-9a-f]{8}, got [0-9a-f]{8}$", done.stdout, re.M)
+    assert told == [name for name in case_names() if name.startswith("planted: ")]
+    assert len(told) == 5
+    assert done.returncode == 1
 
 
 def test_every_wrapper_has_a_case():

@@ -16,6 +16,8 @@ struct Case {
 };
 std::vector<Case> memory_cases();      // ptx_conformance.cu
 std::vector<Case> matrix_cases();      // matrix_conformance.cu
+std::vector<Case> purity_cases();      // purity_conformance.cu
+std::vector<Case> planted_cases();     // the same, with faults to be found
 std::vector<Case> collective_cases();  // cuda_conformance.cu
 
 // Runs the launch over copies on the device and waits: device_cuda.cpp on a GPU, device_simt.cpp under the
