@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
 @dataclass
@@ -33,6 +34,23 @@ class Counters:
     warp_barriers: int = 0
     collectives: int = 0
     atomics: int = 0
+
+
+class Traffic(NamedTuple):
+    """What one line of a kernel did, each way in which it was called by itself."""
+
+    memory: str  # "global" or "shared"
+    access: str  # "load" or "store"
+    requests: int  # of warps
+    bytes: int  # of lanes, also where several read one word
+    units: int  # sectors of 32 bytes, or wavefronts
+    ideal: int  # the fewest possible
+    line: str  # innermost first: "ptx.cuh:79 < tile.cuh:28 < kernel.cu:33"
+
+    @property
+    def moved(self) -> int:
+        """Bytes of global memory, one word for several lanes once."""
+        return min(self.bytes, 32 * self.units)
 
 
 class Simulator:
@@ -76,6 +94,14 @@ class Simulator:
     def traffic_table(self) -> str:
         """Requests, bytes and cost by source line since the counters were cleared, costliest first."""
         return self._library.simt_traffic_table().decode()
+
+    def traffic(self) -> list[Traffic]:
+        """`traffic_table`, to compute with."""
+        rows = [line.split(maxsplit=7) for line in self.traffic_table().splitlines()[1:]]
+        return [
+            Traffic(memory, access, *map(int, numbers), place.partition("  <- ")[0])
+            for memory, access, *numbers, _, place in rows
+        ]
 
     def reports(self) -> str:
         """What the last op was found to do wrong; empty: nothing."""

@@ -1,5 +1,5 @@
-"""The CUDA kernels of attention: their launch shapes, limits and traffic. What holds on every backend runs on
-the CPU too."""
+"""The CUDA kernels of attention: their launch shapes and limits. What holds on every backend runs on the CPU
+too."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from eagle_cuda.kv_cache import KVCache
 from reference import attention as reference
 
 
-def attend_in_batch_of(tree: Request, batch: int, page_size: int, window: int = 0, nobody: bool = False):
-    """The request in a batch whose others are empty: the more there are, the fewer blocks a request has. With
-    `nobody`, it is empty too."""
+def attend_in_batch_of(tree: Request, batch: int, page_size: int, window: int = 0):
+    """The request in a batch whose others are empty: the more there are, the fewer blocks a request has."""
     cache = build_cache([tree], page_size)
     nodes, heads, dim = tree.q.shape
     q = torch.full((batch, nodes, heads, dim), NAN).to(tree.q.dtype)
@@ -37,7 +36,7 @@ def attend_in_batch_of(tree: Request, batch: int, page_size: int, window: int = 
     table = torch.full((batch, cache.page_table.shape[1]), -1, dtype=torch.int32)
     table[at] = cache.page_table[0]
     counts, lengths = torch.zeros(batch, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)
-    counts[at], lengths[at] = 0 if nobody else nodes, tree.seq_len
+    counts[at], lengths[at] = nodes, tree.seq_len
     lse = torch.zeros((batch, nodes, heads))
     out = tree_attention(
         q,
@@ -144,28 +143,3 @@ def test_long_chains_and_trunks(backend):
     for node, wrong in enumerate(beyond):
         assert bool(torch.isnan(out[node]).all()) == wrong
         assert bool(torch.isnan(lse[node]).all()) == wrong
-
-
-@pytest.mark.op("tree_attention")
-def test_keys_and_values_are_read_once(simulator):
-    """A KV head's keys and values, once for all rows; no bank conflicts."""
-    generator = torch.Generator().manual_seed(9)
-    nodes, heads, kv_heads, dim, length = 60, 8, 2, 128, 2080
-    tree = random_request(
-        length, random_tree(nodes, generator), heads, kv_heads, dim, torch.bfloat16, generator
-    )
-    with simulator.counting() as counted:
-        attend_in_batch_of(tree, 300, 16)
-    # What every thread asks before it ends: the lengths of its request.
-    with simulator.counting() as idle:
-        attend_in_batch_of(tree, 300, 16, nobody=True)
-    common = -(-(length + 31) // 32) * 32 * kv_heads * dim * 2 * 2  # up to the deepest row's limit, in tiles
-    queries = nodes * heads * dim * 2
-    tail = nodes * kv_heads * 47 * dim * 2 * 2
-    partials = nodes * heads * (dim + 2) * 4 * 2  # two groups: written, read, written, read
-    floor = common + 2 * queries + tail + 2 * partials
-    read = counted.global_load_bytes - idle.global_load_bytes
-    assert read + counted.global_store_bytes <= 1.05 * floor
-    if simulator.checked:
-        assert counted.shared_load_waves <= 1.01 * counted.shared_load_ideal
-        assert counted.shared_store_waves <= 1.01 * counted.shared_store_ideal

@@ -9,15 +9,19 @@ change the line if they are the better ones.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
 
 import eagle_cuda
+from attention_requests import build_cache, random_request, random_tree
+from eagle_cuda.attention import append_kv, rope_table, tree_attention
 from eagle_cuda.kv_cache import KVCache, compact_kv
 from eagle_cuda.sampling import sample_tokens
 from eagle_cuda.tree import build_tree, empty_candidates, expand_tree, retrieve_indices, tree_from_parents
 from eagle_cuda.verify import verify
+from reference.attention import ancestors, mask_words
 
 COMPILER = "GNU 12.2.0"  # of SHARED: what it keeps in registers does not show as a shared access
 
@@ -82,7 +86,40 @@ def greedy():
     return lambda: sample_tokens(logits, **settings)
 
 
+def attention_inputs(nodes=16, heads=8, kv_heads=2, dim=128, length=600, batch=1, dtype=torch.bfloat16):
+    """A request with a random tree in pages of 16; the others of the batch are empty."""
+    generator = torch.Generator().manual_seed(1)
+    tree = random_request(length, random_tree(nodes, generator), heads, kv_heads, dim, dtype, generator)
+    cache = build_cache([tree], page_size=16)
+    table = torch.full((batch, cache.page_table.shape[1]), -1, dtype=torch.int32)
+    table[0] = cache.page_table[0]
+    lengths, counts = torch.zeros(2, batch, dtype=torch.int32)
+    lengths[0], counts[0] = length, nodes
+    return tree, cache._replace(page_table=table), {"seq_lens": lengths, "num_nodes": counts}
+
+
+def append():
+    tree, cache, sizes = attention_inputs()
+    cos, sin = rope_table(1024, 128, 10000.0, None)
+    depths = int32([[len(ancestors(tree.parents, node)) - 1 for node in range(16)]])
+    q, k, v = tree.q[None], tree.k[None, :16], tree.v[None, :16]
+    weight = torch.ones(128, dtype=torch.bfloat16)
+    rotation = {"depths": depths, "cos": cos, "sin": sin}
+    return lambda: append_kv(q, k, v, cache, **sizes, **rotation, q_norm=weight, k_norm=weight)
+
+
+def attend(**options):
+    tree, cache, sizes = attention_inputs(**options)
+    batch, nodes = len(sizes["num_nodes"]), len(tree.parents)
+    q = torch.zeros(batch, *tree.q.shape, dtype=tree.q.dtype)
+    mask = torch.zeros(batch, nodes, -(-nodes // 32), dtype=torch.int32)
+    q[0], mask[0] = tree.q, mask_words(tree.parents, nodes)
+    return lambda: tree_attention(q, cache, **sizes, mask=mask)
+
+
 CASES = {
+    "append_kv": append,
+    "tree_attention": attend,
     "expand_tree": expand,
     "build_tree": build,
     "retrieve_indices": retrieve,
@@ -102,6 +139,12 @@ SHARED = (
 )
 # GLOBAL; SECTORS, at most; SHARED
 EXPECTED = {
+    "append_kv": [(303104, 49152, 0), (5120, 1664), (1280, 1280, 2048, 2048, 512, 0)],
+    "tree_attention": [
+        (1792872, 232448, 212),
+        (52849, 7264),
+        (92748, 92620, 14042, 14042, 16534, 0),
+    ],
     "expand_tree": [(2000, 2960, 8), (75, 112), (50, 44, 38, 38, 150, 0)],
     "build_tree": [(11840, 3848, 53), (473, 175), (1093, 1022, 770, 754, 524, 2038)],
     "retrieve_indices": [(480, 4328, 17), (19, 154), (328, 312, 104, 104, 16, 118)],
@@ -135,3 +178,111 @@ def test_shared_memory_has_few_bank_conflicts(name, simulator):
     load, load_ideal, store, store_ideal, *_ = measure(name, simulator)[2]
     assert load <= 1.25 * load_ideal
     assert store <= 1.25 * store_ideal
+
+
+# ---- attention: the common pass, which reads the prefix, and the tail, which reads the end of every path
+
+
+def phases(simulator, **options) -> dict[str, int]:
+    """Bytes that a call moves. The common pass leaves partial results, which the tail's kernel reads."""
+    call = attend(**options)
+    with simulator.counting():
+        call()
+    found = dict.fromkeys(("sizes", "common", "partials", "tail", "out", "common's mask", "tail's mask"), 0)
+    for site in simulator.traffic():
+        if site.memory != "global":
+            continue
+        common = "common_pass.cuh" in site.line
+        if stands_at(site.line, MASK):
+            name = "common's mask" if common else "tail's mask"
+        elif stands_at(site.line, SIZES):
+            name = "sizes"
+        elif common:
+            name = "partials" if site.access == "store" or stands_at(site.line, FOLDS) else "common"
+        else:
+            name = "out" if site.access == "store" else "partials" if stands_at(site.line, READS) else "tail"
+        found[name] += site.moved
+    return found
+
+
+ATTENTION = Path(__file__).resolve().parent.parent / "csrc/cuda/attention"
+
+
+def lines_with(file: str, *texts: str) -> set[str]:
+    """Where they stand in a file of the attention kernels, as the emulator writes it."""
+    source = (ATTENTION / file).read_text().splitlines()
+    found = {f"{file}:{i}" for i, line in enumerate(source, start=1) if any(text in line for text in texts)}
+    assert len(found) >= len(texts), f"{file}: expected {texts}, found {found}"
+    return found
+
+
+def stands_at(chain: str, lines: set[str]) -> bool:
+    return not lines.isdisjoint(chain.split(" < "))
+
+
+MASK = lines_with("positions.cuh", "p.mask")
+SIZES = lines_with("positions.cuh", "p.seq_lens", "p.num_nodes")
+READS = lines_with("finish.cuh", "partials.stats", "partials.out")
+FOLDS = lines_with("common_pass.cuh", "load(partials.stats", "load(to)")  # several groups by one block
+
+
+@pytest.mark.unchecked
+@pytest.mark.op("tree_attention")
+@pytest.mark.parametrize("batch", [9, 150], ids=["a block for each chunk", "one block"])
+def test_the_prefix_is_read_once_and_the_tail_by_itself(batch, simulator):
+    """240 packed rows are one tile. Every block reads its queries, and leaves a partial of each row and unit
+    of positions. What each warp asks of the batch's sizes is left out: they are a few words."""
+    nodes, heads, kv_heads, dim, length = 60, 8, 2, 128, 2080
+    moved = phases(simulator, nodes=nodes, length=length, batch=batch)
+    parents = random_tree(nodes, torch.Generator().manual_seed(1))
+    positions = [length + len(ancestors(parents, node)) - 1 for node in range(nodes)]
+    limits = [(position - 31) // 16 * 16 for position in positions]
+
+    row, partial = dim * 2, dim * 4 + 8
+    prefix = 2 * max(limits) * kv_heads * row
+    queries = nodes * heads * row
+    if batch == 9:
+        blocks, written = 9, 9  # of a KV head; partials of a row, one a chunk
+        read = sum(-(-limit // 256) for limit in limits) * heads
+    else:
+        blocks, written = 1, 2  # one a group of chunks, the second folded onto the first
+        read = 2 * nodes * heads
+    partials = (written * nodes * heads + read) * partial
+    common = moved["common"] + moved["common's mask"] + moved["partials"] + moved["out"]
+    assert common <= 1.05 * (prefix + blocks * queries + queries + partials)
+    assert moved["common"] <= 1.01 * (prefix + blocks * queries)
+    tail = 2 * sum(position + 1 - limit for position, limit in zip(positions, limits)) * kv_heads * row
+    assert tail + queries <= moved["tail"] <= 1.02 * (tail + queries)
+
+
+@pytest.mark.unchecked
+@pytest.mark.op("tree_attention")
+def test_the_mask_is_read_for_nodes_and_not_for_keys(simulator):
+    """By the common pass to learn where its rows stand, by the tail to find ancestors: as much behind 300
+    keys as behind 1500."""
+    few, many = (phases(simulator, nodes=33, length=length, batch=150) for length in (300, 1500))
+    assert many["common"] > 3 * few["common"]
+    for name in ("common's mask", "tail's mask"):
+        assert 0 < many[name] == few[name] < 50_000
+
+
+SHARED_CASES = [
+    *((dim, torch.bfloat16) for dim in (64, 80, 96, 128, 192, 256)),
+    (64, torch.float16),
+    (80, torch.float32),
+]
+
+
+@pytest.mark.op("tree_attention")
+@pytest.mark.parametrize(("dim", "dtype"), SHARED_CASES, ids=lambda value: str(value).removeprefix("torch."))
+def test_no_access_has_many_bank_conflicts(dim, dtype, simulator):
+    """Line by line: all of an instruction's requests together take at most twice the fewest wavefronts."""
+    if not simulator.checked:
+        pytest.skip("shared memory is counted in checked builds")
+    call = attend(nodes=9, heads=6, kv_heads=1, dim=dim, length=310, dtype=dtype)
+    with simulator.counting():
+        call()
+    sites = [site for site in simulator.traffic() if site.memory == "shared"]
+    assert len(sites) >= 10
+    assert [site for site in sites if site.units > 2 * site.ideal] == []
+    assert sum(site.units for site in sites) <= 1.25 * sum(site.ideal for site in sites)
