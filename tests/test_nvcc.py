@@ -1,6 +1,7 @@
 """nvcc as a gate: every kernel compiles, keeps the register budget written beside it, spills nothing, has no
-stack frame, and holds the wide accesses we count on. One architecture in `make test`, the oldest in
-`make test-full`. Skipped where there is no nvcc."""
+stack frame, and holds the wide accesses we count on. One architecture in `make test`, with one instantiation
+of what has many; everything, and the oldest architecture, in `make test-full`. Skipped where there is no
+nvcc."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ from tools.ptxas_report import ROOT, Compiled, CompileError, cuda_sources
 
 CMAKE = ROOT / "cmake/cuda_architectures.cmake"
 SOURCES = cuda_sources()
-ARCHITECTURES = ["sm_90a", pytest.param("sm_80", marks=pytest.mark.full)]
+# Files with many instantiations, and the one that `make test` compiles: list of common/dispatch.h -> choice.
+ONE_OF_MANY = {
+    "attention/tree_attention.cu": {"HeadDims": "Values<128>", "FloatTypes": "Types<bf16_t>"},
+}
+NOUN_SECONDS = 180  # of processor time, for all files of a noun
 
 needs_nvcc = pytest.mark.skipif(
     ptxas_report.nvcc() is None, reason="needs nvcc, which is not on this machine"
@@ -33,16 +38,36 @@ def short(path: object) -> str:
     return path.stem if isinstance(path, Path) else str(path)
 
 
+def one_instantiation(source: Path, folder: Path) -> Path:
+    """A file that stands for `source`, with the lists that it dispatches over cut short."""
+    lists = ONE_OF_MANY[str(source.relative_to(ROOT / "csrc/cuda"))]
+    text = '#include "common/dispatch.h"\nnamespace eagle::one {\n'
+    text += "".join(f"using {name} = {choice};\n" for name, choice in lists.items()) + "}\n"
+    text += "".join(f"#define {name} one::{name}\n" for name in lists)
+    path = folder / source.name
+    path.write_text(f'{text}#include "{source.relative_to(ROOT / "csrc")}"\n')
+    return path
+
+
+MANY = [ROOT / "csrc/cuda" / name for name in ONE_OF_MANY]
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """(source, architecture) -> Compiled; all files of an architecture are compiled at its first use."""
+    """(source, architecture, whole) -> Compiled; of the files of MANY one instantiation unless `whole`.
+    Compiles all files at the first use."""
 
     @functools.cache
-    def everything(arch: str) -> dict[Path, Compiled | CompileError]:
-        return ptxas_report.compile_all(SOURCES, arch, tmp_path_factory.mktemp("nvcc"))
+    def together(arch: str, whole: bool) -> dict[Path, Compiled | CompileError]:
+        folder = tmp_path_factory.mktemp("nvcc")
+        if whole:
+            return ptxas_report.compile_all(MANY, arch, folder)
+        files = {one_instantiation(path, folder) if path in MANY else path: path for path in SOURCES}
+        results = ptxas_report.compile_all(list(files), arch, folder)
+        return {files[path]: result for path, result in results.items()}
 
-    def one(source: Path, arch: str) -> Compiled:
-        result = everything(arch)[source]
+    def one(source: Path, arch: str, whole: bool = False) -> Compiled:
+        result = together(arch, whole and source in MANY)[source]
         if isinstance(result, CompileError):
             pytest.fail(str(result), pytrace=False)
         return result
@@ -51,10 +76,38 @@ def compiled(tmp_path_factory):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES, ids=short)
-def test_kernels_keep_their_budgets(compiled, source, arch):
-    assert ptxas_report.faults(compiled(source, arch)) == []
+def test_kernels_keep_their_budgets(compiled, source):
+    assert ptxas_report.faults(compiled(source, "sm_90a")) == []
+
+
+@needs_nvcc
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("source", "arch"), [(path, "sm_90a") for path in MANY] + [(path, "sm_80") for path in SOURCES], ids=short
+)
+def test_every_instantiation_keeps_its_budget(compiled, source, arch):
+    assert ptxas_report.faults(compiled(source, arch, whole=True)) == []
+
+
+@needs_nvcc
+@pytest.mark.full
+@pytest.mark.parametrize("noun", sorted({source.parent.name for source in SOURCES}))
+def test_a_noun_compiles_in_minutes(compiled, noun, capsys):
+    files = [compiled(source, "sm_90a", whole=True) for source in SOURCES if source.parent.name == noun]
+    seconds, kernels = sum(file.seconds for file in files), sum(len(file.kernels) for file in files)
+    with capsys.disabled():
+        print(f"\nnvcc, sm_90a, {noun}: {kernels} kernels in {seconds:.0f} s of processor time")
+    assert seconds <= NOUN_SECONDS
+
+
+@needs_nvcc
+@pytest.mark.parametrize("source", MANY, ids=short)
+def test_one_instantiation_stands_for_many(compiled, source):
+    """Each kernel of the file once or, where something other than the lists chooses too, a few times."""
+    names = [kernel.name.partition("<")[0] for kernel in compiled(source, "sm_90a").kernels]
+    assert set(names) == set(ptxas_report.kernels_of(source.read_text()))
+    assert len(names) <= 3 * len(set(names))
 
 
 # ---- wide accesses -------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class Compiled(NamedTuple):
     functions: list[Function]
     ptx: Path
     cubin: Path
+    seconds: float  # of processor time
 
     @property
     def kernels(self) -> list[Function]:
@@ -174,10 +175,16 @@ def compile_kernels(source: Path, arch: str, folder: Path) -> Compiled:
         "-cubin",
     ]
     command += ["--keep", "--keep-dir", folder, source, "-o", cubin]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=folder)
-    if done.returncode != 0:
-        raise CompileError(f"{source.name} for {arch}:\n{done.stdout}{done.stderr}")
-    return Compiled(source, arch, parse(done.stderr + done.stdout), folder / f"{source.stem}.ptx", cubin)
+    log = folder / f"{source.stem}.log"
+    with log.open("w") as out:
+        process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=out, cwd=folder)
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    report = log.read_text()
+    if process.returncode != 0:
+        raise CompileError(f"{source.name} for {arch}:\n{report}")
+    ptx, seconds = folder / f"{source.stem}.ptx", used.ru_utime + used.ru_stime
+    return Compiled(source, arch, parse(report), ptx, cubin, seconds)
 
 
 def compile_all(sources: list[Path], arch: str, folder: Path) -> dict[Path, Compiled | CompileError]:
