@@ -16,6 +16,9 @@ PackedWeight = _C.PackedWeight
 
 _FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _DTYPES = {name: dtype for dtype, name in _FORMATS.items()}
+_LARGEST = float(torch.finfo(torch.float32).max)
+# Largest |w| that a quantised format takes: in int4 7 times the largest float16, which its scales are.
+_QUANTIZED = {"fp8": _LARGEST, "int8": _LARGEST, "int4": 7.0 * 65504, "int8_dynamic": _LARGEST}
 
 
 class TopK(NamedTuple):
@@ -34,12 +37,19 @@ def pack_weight(
     Args:
         weights: ``[N, K]``, or several ``[N_i, K]`` that share an input (q, k, v; gate, up), concatenated by
             rows. float32, bfloat16 or float16.
-        format: ``"bf16"``, ``"fp16"`` or ``"fp32"``; converted by torch where it differs. Default: the first
-            dtype.
+        format: ``"bf16"``, ``"fp16"`` or ``"fp32"``; converted by torch where it differs. Or a quantised one,
+            rounded to nearest even from what is given. Default: the first dtype.
+
+            * ``"fp8"``: e4m3, one float32 scale a row, max |w| / 448.
+            * ``"int8"``: one float32 scale a row, max |w| / 127.
+            * ``"int4"``: -7 to 7, one float16 scale for each 64 columns of a row, max |w| / 7.
+            * ``"int8_dynamic"``: as int8, and the activations are quantised by row in the same way: integer
+              sums, the same bits on every backend. At most 131072 columns.
         paired: The first half of the rows is gate, the second half up, for ``activation="swiglu"``.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together; an odd number of rows with ``paired``.
+        ValueError: shapes, dtypes or devices that do not fit together; an odd number of rows with ``paired``;
+            NaN, infinity, or in int4 more than 458 528, in a matrix to be quantised.
     """
     if isinstance(weights, str) or not hasattr(weights, "__len__"):
         raise TypeError(f"weights: expected tensors, got {type(weights).__name__}")
@@ -54,8 +64,8 @@ def pack_weight(
             raise ValueError(
                 f"weights: expected a dtype of float32, bfloat16, float16, got {sources[0].dtype}"
             )
-    if format not in _DTYPES:
-        raise ValueError(f"format: expected bf16, fp16 or fp32, got {format}")
+    if format not in _DTYPES and format not in _QUANTIZED:
+        raise ValueError(f"format: expected one of {', '.join((*_DTYPES, *_QUANTIZED))}, got {format}")
     for w in sources:
         if w.ndim != 2:
             raise ValueError(f"weights: expected 2 dimensions, got {w.ndim} (shape {list(w.shape)})")
@@ -72,17 +82,26 @@ def pack_weight(
     data = _huge_pages.empty(size) if on_cpu else torch.empty(size, dtype=torch.uint8, device=device)
     row = 0
     for w in sources:
-        w = w.detach().to(_DTYPES[format])
+        w = w.detach()
+        if format in _QUANTIZED:
+            w = w if w.dtype in _FORMATS else w.float()
+            _refuse_beyond(w, format)
+        else:
+            w = w.to(_DTYPES[format])
         _C.pack_weight(w if w.stride(1) == 1 else w.contiguous(), row, n, k, format, paired, data)
         row += w.shape[0]
     return _C.own_weight(n, k, format, paired, data)
 
 
 def unpack_weight(weight: PackedWeight, *, out: Tensor | None = None) -> Tensor:
-    """The ``[N, K]`` matrix that was packed, bit for bit, rows in source order, in the format's dtype."""
+    """The ``[N, K]`` matrix that was packed, rows in source order.
+
+    Bit for bit in the format's dtype; of a quantised format code times scale, in float32.
+    """
     _check_weight(weight)
     if out is None:
-        out = torch.empty((weight.n, weight.k), dtype=_DTYPES[weight.format], device=weight.data.device)
+        dtype = _DTYPES.get(weight.format, torch.float32)
+        out = torch.empty((weight.n, weight.k), dtype=dtype, device=weight.data.device)
     _C.unpack_weight(weight, out)
     return out
 
@@ -102,9 +121,12 @@ def linear(
     """``residual + activation(norm(x) @ W^T + bias)``. Row i is bitwise what a call with row i alone gives.
 
     Sums are float32, in one order over K for any M and any number of threads; one rounding at the end.
+    Quantised weights are multiplied as their codes: fp8 and int8 sums meet the row's scale once, at the end;
+    int4 sums of 64 columns meet their group's scale. int8_dynamic sums are integers.
 
     Args:
-        x: ``[M, K]``, dtype of the weight's format, any row stride.
+        x: ``[M, K]``, dtype of the weight's format, any row stride. float32, bfloat16 or float16 with a
+            quantised one. With int8_dynamic a row that holds NaN or infinity gives NaN.
         weight: ``[N, K]``, packed.
         rms_norm: ``[K]``, dtype of x: normalise the rows of x first; the result is rounded to x's dtype.
         eps: Added to the mean square.
@@ -168,7 +190,7 @@ def lm_head_topk(
     is filled up with the lowest unused ids at -inf.
 
     Args:
-        x: ``[M, K]``, dtype of the weight's format.
+        x: ``[M, K]``, of a dtype that `linear` takes for the weight.
         weight: ``[Vd, K]``, packed unpaired.
         k: 1 to 32, at most Vd.
         rms_norm: ``[K]``, dtype of x.
@@ -199,5 +221,20 @@ def _check_weight(weight: PackedWeight) -> None:
         raise TypeError(f"weight: expected a PackedWeight, got {type(weight).__name__}")
 
 
+def _refuse_beyond(w: Tensor, format: str) -> None:
+    """NaN, infinity, and what the scales of `format` cannot reach."""
+    if w.numel() == 0:
+        return
+    low, high = (float(value) for value in torch.aminmax(w))
+    limit = _QUANTIZED[format]
+    if not (low >= -limit and high <= limit):
+        wanted = "finite values" if limit == _LARGEST else f"values from {-limit:.0f} to {limit:.0f}"
+        raise ValueError(f"weights: expected {wanted} for {format}, got {low} to {high}")
+
+
 def _dtype(x: Tensor, weight: PackedWeight) -> torch.dtype:
-    return x.dtype if isinstance(x, Tensor) else _DTYPES[weight.format]
+    if isinstance(x, Tensor):
+        return x.dtype
+    if weight.format in _DTYPES:
+        return _DTYPES[weight.format]
+    return torch.float16 if getattr(x, "dtype", None) == np.float16 else torch.float32

@@ -74,7 +74,9 @@ ERRORS = {
     "weights: expected at least one matrix": lambda: pack_weight([]),
     "weights: expected as many gate as up rows, got 3": lambda: pack_weight(torch.zeros(3, 4), paired=True),
     "weights: expected N >= 0 and K >= 1": lambda: pack_weight(torch.zeros(3, 0)),
-    "format: expected bf16, fp16 or fp32, got int8": lambda: pack_weight(torch.zeros(3, 4), "int8"),
+    "format: expected one of bf16, fp16, fp32, fp8, int8, int4, int8_dynamic, got int9": lambda: pack_weight(
+        torch.zeros(3, 4), "int9"
+    ),
     "out: expected dtype float32, got float16": lambda: unpack_weight(W, out=torch.zeros(4, 6).half()),
 }
 

@@ -4,7 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/tensor_caster.h"
-#include "common/check.h"
+#include "common/weight_format.h"
 
 namespace eagle::bindings {
 namespace py = pybind11;
@@ -46,14 +46,11 @@ struct Arguments {
     const TensorView bytes = to_view(object.attr("data"), owner);
     keep.append(owner);
     PackedWeight w;
-    const auto format = object.attr("format").cast<std::string>();
     w.data = bytes.data;
     w.bytes = bytes.shape[0];
     w.backend = bytes.device;
     w.device_id = bytes.device_id;
-    w.format = format == "fp32"   ? WeightFormat::kFloat32
-               : format == "fp16" ? WeightFormat::kFloat16
-                                  : WeightFormat::kBFloat16;
+    w.format = parse_weight_format(object.attr("format").cast<std::string>());
     w.paired = object.attr("paired").cast<bool>();
     w.n = object.attr("n").cast<int64_t>();
     w.k = object.attr("k").cast<int64_t>();

@@ -3,7 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include "bindings/tensor_caster.h"
-#include "common/check.h"
+#include "common/weight_format.h"
 
 namespace eagle::bindings {
 namespace py = pybind11;
@@ -17,26 +17,13 @@ struct OwnedWeight {
   py::object data;  // owns the packed bytes
 };
 
-WeightFormat parse_format(const std::string& format) {
-  if (format == "bf16") return WeightFormat::kBFloat16;
-  if (format == "fp16") return WeightFormat::kFloat16;
-  if (format == "fp32") return WeightFormat::kFloat32;
-  throw py::value_error("format: expected bf16, fp16 or fp32, got " + format);
-}
-
-const char* format_name(const OwnedWeight& w) {
-  return w.weight.format == WeightFormat::kBFloat16  ? "bf16"
-         : w.weight.format == WeightFormat::kFloat16 ? "fp16"
-                                                     : "fp32";
-}
-
 PackedWeight describe(int64_t n, int64_t k, const std::string& format, bool paired,
                       const TensorView& packed) {
   PackedWeight w;
   w.data = packed.data;
   w.backend = packed.device;
   w.device_id = packed.device_id;
-  w.format = parse_format(format);
+  w.format = parse_weight_format(format);
   w.paired = paired;
   w.n = n;
   w.k = k;
@@ -57,14 +44,14 @@ void bind_linear(py::module_& m) {
                           "One [N, K] matrix in a backend's streaming order; made by eagle_cuda.pack_weight.")
       .def_property_readonly("n", [](const OwnedWeight& w) { return w.weight.n; })
       .def_property_readonly("k", [](const OwnedWeight& w) { return w.weight.k; })
-      .def_property_readonly("format", &format_name)
+      .def_property_readonly("format", [](const OwnedWeight& w) { return name(w.weight.format); })
       .def_property_readonly("paired", [](const OwnedWeight& w) { return w.weight.paired; })
       .def_property_readonly(
           "backend", [](const OwnedWeight& w) { return device_name(w.weight.backend, w.weight.device_id); })
       .def_property_readonly("data", [](const OwnedWeight& w) { return w.data; })
       .def("__repr__", [](const OwnedWeight& w) {
         return "PackedWeight(n=" + std::to_string(w.weight.n) + ", k=" + std::to_string(w.weight.k) +
-               ", format='" + format_name(w) + "', paired=" + (w.weight.paired ? "True" : "False") +
+               ", format='" + name(w.weight.format) + "', paired=" + (w.weight.paired ? "True" : "False") +
                ", backend='" + device_name(w.weight.backend, w.weight.device_id) + "')";
       });
 
@@ -72,7 +59,8 @@ void bind_linear(py::module_& m) {
       "packed_weight_bytes",
       [](int64_t n, int64_t k, const std::string& format, bool cuda) {
         check(n >= 0 && k >= 1, "weights: expected N >= 0 and K >= 1, got N = ", n, ", K = ", k);
-        return packed_weight_bytes(n, k, parse_format(format), cuda ? DeviceType::kCUDA : DeviceType::kCPU);
+        return packed_weight_bytes(n, k, parse_weight_format(format),
+                                   cuda ? DeviceType::kCUDA : DeviceType::kCPU);
       },
       "n"_a, "k"_a, "format"_a, "cuda"_a);
   m.def(

@@ -4,23 +4,18 @@
 
 #include "common/check.h"
 #include "common/dispatch.h"
+#include "common/weight_format.h"
 
 namespace eagle {
 namespace {
-
-WeightFormat format_of(DType dtype) {
-  return dtype == DType::kFloat32    ? WeightFormat::kFloat32
-         : dtype == DType::kBFloat16 ? WeightFormat::kBFloat16
-                                     : WeightFormat::kFloat16;
-}
 
 void check_weight(const std::string& what, const PackedWeight& w, const DraftHead& head, int64_t n, int64_t k,
                   bool paired) {
   check(w.data != nullptr, what, ": expected a packed weight, got None");
   check(w.n == n && w.k == k, what, ": expected a packed [", n, ", ", k, "], got [", w.n, ", ", w.k, "]");
   check(w.paired == paired, what, ": expected paired = ", paired, ", got ", w.paired);
-  check(w.format == format_of(head.dtype), what, ": expected a weight of dtype ", name(head.dtype),
-        ", the embedding's");
+  check(is_quantized(w.format) || format_dtype(w.format) == head.dtype, what, ": expected a weight of dtype ",
+        name(head.dtype), ", the embedding's, or of a quantised format, got ", name(w.format));
   check(w.backend == head.backend && (w.backend == DeviceType::kCPU || w.device_id == head.device_id), what,
         ": expected a weight packed for ", device_name(head.backend, head.device_id), ", got one for ",
         device_name(w.backend, w.device_id));

@@ -1,14 +1,24 @@
 #include "eagle_cuda/linear.h"
 
-#include "common/check.h"
+#include "common/weight_format.h"
 
 namespace eagle {
 namespace {
 
-DType dtype_of(WeightFormat f) {
-  return f == WeightFormat::kFloat32    ? DType::kFloat32
-         : f == WeightFormat::kBFloat16 ? DType::kBFloat16
-                                        : DType::kFloat16;
+// What the activations of a weight, or the sources that it is packed from, may be.
+void expect_dtype(const Expect& tensor, WeightFormat format) {
+  if (is_quantized(format))
+    tensor.dtype({DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+  else
+    tensor.dtype(format_dtype(format));
+}
+
+void check_dtype(const char* what, DType got, WeightFormat format) {
+  if (is_quantized(format))
+    check(is_float(got), what, ": expected a dtype of float32, bfloat16, float16, got ", name(got));
+  else
+    check(got == format_dtype(format), what, ": expected dtype ", name(format_dtype(format)),
+          " (the weight's format), got ", name(got));
 }
 
 // A weight packed for one backend is refused by another.
@@ -53,9 +63,9 @@ int64_t packed_weight_bytes(int64_t n, int64_t k, WeightFormat format, DeviceTyp
 
 void validate(const PackWeightParams& p) {
   check(p.n >= 0 && p.k >= 1, "weights: expected N >= 0 and K >= 1, got N = ", p.n, ", K = ", p.k);
-  check(p.format == WeightFormat::kFloat32 || p.format == WeightFormat::kBFloat16 ||
-            p.format == WeightFormat::kFloat16,
-        "format: expected fp32, bf16 or fp16");
+  check(p.format != WeightFormat::kInt8Dynamic || p.k <= kMaxInt8Columns, "weights: expected at most ",
+        kMaxInt8Columns, " columns in int8_dynamic, got ", p.k);
+  check_dtype("weights", p.weight_dtype, p.format);
   check(!p.paired || p.n % 2 == 0, "weights: expected as many gate as up rows, got ", p.n, " rows together");
   check(p.row_begin >= 0 && p.rows >= 0 && p.row_begin + p.rows <= p.n, "weight: rows [", p.row_begin, ", ",
         p.row_begin + p.rows, ") lie outside the packed matrix of ", p.n, " rows");
@@ -65,10 +75,9 @@ void validate(const LinearParams& p) {
   const PackedWeight& w = p.weight;
   check(w.data != nullptr || w.n == 0, "weight: expected packed data, got a null pointer");
   check(p.m >= 0, "x: expected a number of rows >= 0, got ", p.m);
-  check(p.x_dtype == dtype_of(w.format), "x: expected dtype ", name(dtype_of(w.format)),
-        " (the weight's format), got ", name(p.x_dtype));
-  check(p.out_dtype == DType::kFloat32 || p.out_dtype == DType::kBFloat16 || p.out_dtype == DType::kFloat16,
-        "out: expected a dtype of float32, bfloat16, float16, got ", name(p.out_dtype));
+  check_dtype("x", p.x_dtype, w.format);
+  check(is_float(p.out_dtype), "out: expected a dtype of float32, bfloat16, float16, got ",
+        name(p.out_dtype));
   check(p.activation == Activation::kNone || w.paired,
         "activation: swiglu expects a weight packed with paired=True");
   check(p.norm_eps >= 0.0f, "eps: expected a number >= 0, got ", p.norm_eps);
@@ -76,8 +85,7 @@ void validate(const LinearParams& p) {
 
 void validate(const RmsNormParams& p) {
   check(p.m >= 0 && p.k >= 1, "x: expected at least one column, got M = ", p.m, ", K = ", p.k);
-  check(p.dtype == DType::kFloat32 || p.dtype == DType::kBFloat16 || p.dtype == DType::kFloat16,
-        "x: expected a dtype of float32, bfloat16, float16, got ", name(p.dtype));
+  check(is_float(p.dtype), "x: expected a dtype of float32, bfloat16, float16, got ", name(p.dtype));
   check(p.eps >= 0.0f, "eps: expected a number >= 0, got ", p.eps);
 }
 
@@ -88,19 +96,24 @@ void validate(const LmHeadTopkParams& p) {
   check(p.m >= 0, "x: expected a number of rows >= 0, got ", p.m);
   check(p.top_k >= 1 && p.top_k <= 32 && p.top_k <= w.n, "k: expected 1 to ", std::min<int64_t>(32, w.n),
         ", got ", p.top_k);
-  check(p.x_dtype == dtype_of(w.format), "x: expected dtype ", name(dtype_of(w.format)),
-        " (the weight's format), got ", name(p.x_dtype));
+  check_dtype("x", p.x_dtype, w.format);
   check(p.norm_eps >= 0.0f, "eps: expected a number >= 0, got ", p.norm_eps);
   check(p.tau > 0.0f && p.tau < __builtin_inff(), "tau: expected a finite number > 0, got ", p.tau);
   check(!p.temperature || (p.seeds && p.positions),
         "seeds, positions: expected tensors when temperature is given, got None");
 }
 
-void validate(const UnpackWeightParams& p) { check(p.weight.data, "weight: expected packed data"); }
+void validate(const UnpackWeightParams& p) {
+  check(p.weight.data != nullptr || p.weight.n == 0, "weight: expected packed data, got a null pointer");
+  check(p.out_dtype == format_dtype(p.weight.format), "out: expected dtype ",
+        name(format_dtype(p.weight.format)), ", got ", name(p.out_dtype));
+}
 
 void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into, TensorView packed,
                  CUstream_st* stream) {
-  Expect("weight", weight).dtype(dtype_of(into.format)).shape({-1, into.k}).last_dim_contiguous();
+  const Expect source("weight", weight);
+  expect_dtype(source, into.format);
+  source.shape({-1, into.k}).last_dim_contiguous();
   Expect("packed", packed).dtype(DType::kUInt8).rank(1).contiguous().writable().same_device(weight);
   check(into.backend == weight.device, "weight: expected a tensor on ",
         device_name(into.backend, into.device_id), ", got ", device_name(weight.device, weight.device_id));
@@ -127,7 +140,7 @@ void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into,
 }
 
 void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stream) {
-  Expect("out", out).dtype(dtype_of(weight.format)).shape({weight.n, weight.k}).contiguous().writable();
+  Expect("out", out).dtype(format_dtype(weight.format)).shape({weight.n, weight.k}).contiguous().writable();
   expect_weight(weight, out);
   const UnpackWeightParams p{weight, out.dtype, out.data};
   if (out.device == DeviceType::kCPU)
@@ -139,8 +152,9 @@ void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stre
 void linear(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps, TensorView bias,
             TensorView residual, Activation activation, TensorView out, TensorView workspace,
             CUstream_st* stream) {
-  const DType dtype = dtype_of(weight.format);
-  Expect("x", x).dtype(dtype).shape({-1, weight.k}).last_dim_contiguous();
+  const DType dtype = x.dtype;
+  expect_dtype(Expect("x", x), weight.format);
+  Expect("x", x).shape({-1, weight.k}).last_dim_contiguous();
   expect_weight(weight, x);
   check(activation == Activation::kNone || weight.paired,
         "activation: expected a weight packed with paired=True for swiglu, got paired=False");
@@ -207,8 +221,9 @@ void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weig
                   TensorView draft_to_target, TensorView temperature, TensorView seeds, TensorView positions,
                   float tau, TensorView tokens, TensorView log_probs, TensorView lse, TensorView workspace,
                   CUstream_st* stream) {
-  const DType dtype = dtype_of(weight.format);
-  Expect("x", x).dtype(dtype).shape({-1, weight.k}).last_dim_contiguous();
+  const DType dtype = x.dtype;
+  expect_dtype(Expect("x", x), weight.format);
+  Expect("x", x).shape({-1, weight.k}).last_dim_contiguous();
   expect_weight(weight, x);
   const int64_t m = x.shape[0];
   Expect("tokens", tokens).dtype(DType::kInt32).shape({m, -1}).contiguous().writable().same_device(x);

@@ -1,7 +1,7 @@
 // pack_weight and unpack_weight: a copy between row order and panel order.
 #include <cstring>
 
-#include "common/check.h"
+#include "common/weight_format.h"
 #include "cpu/linear/panels.h"
 #include "cpu/parallel.h"
 
@@ -44,6 +44,7 @@ constexpr int64_t kGrain = 8;  // panels
 }  // namespace
 
 int64_t packed_weight_bytes(int64_t n, int64_t k, WeightFormat format) {
+  check(!is_quantized(format), "format: expected fp32, bf16 or fp16 on the CPU, got ", name(format));
   return PanelLayout(n, k, format, false).bytes();
 }
 

@@ -8,14 +8,6 @@
 
 namespace eagle::cpu {
 
-inline DType dtype_of_format(WeightFormat f) {
-  return f == WeightFormat::kFloat32    ? DType::kFloat32
-         : f == WeightFormat::kBFloat16 ? DType::kBFloat16
-                                        : DType::kFloat16;
-}
-
-inline const char* name(WeightFormat f) { return eagle::name(dtype_of_format(f)); }
-
 // Whether the memory of the results and that of x have bytes between their first and last in common.
 inline bool out_meets_x(const GroupProducts& products, const InputRows& x) {
   if (!products.out || products.m == 0) return false;

@@ -27,7 +27,8 @@ struct DraftLayer {
   PackedWeight down;                  // [H, I]
 };
 
-// A draft head. Norms, biases and the embedding have dtype `dtype`, which is also the format of every weight.
+// A draft head. Norms, biases and the embedding have dtype `dtype`, as do the activations; every weight has
+// that format or a quantised one, each its own.
 struct DraftHead {
   HeadKind kind = HeadKind::kEagle3;
   DType dtype = DType::kBFloat16;
