@@ -18,7 +18,9 @@ cpu::Isa detect() {
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) return cpu::Isa::kAvx512Bf16;
+  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
+      __builtin_cpu_supports("avx512vbmi"))
+    return cpu::Isa::kAvx512Bf16;
   if (avx512) return cpu::Isa::kAvx512;
   if (avx2) return cpu::Isa::kAvx2;
 #endif

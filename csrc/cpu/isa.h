@@ -7,7 +7,7 @@
 
 namespace eagle::cpu {
 
-enum class Isa { kGeneric, kAvx2, kAvx512, kAvx512Bf16 };
+enum class Isa { kGeneric, kAvx2, kAvx512, kAvx512Bf16 };  // the last with VNNI and VBMI
 
 Isa isa();
 

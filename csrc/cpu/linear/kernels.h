@@ -9,11 +9,23 @@ namespace eagle::cpu {
 // Packed rows: 16 to a panel, two panels to a group (panels.h).
 inline constexpr int kPanelRows = 16, kGroupPanels = 2, kGroupRows = kPanelRows * kGroupPanels;
 
-// Rows of x as the dot products read them: normalised, rounded to x's dtype, widened where the set has no
-// bf16 products.
+// int4: 16 steps, and in front of them the scales of their 64 k.
+inline constexpr int kInt4BlockSteps = 16, kInt4ScaleBytes = 64,
+                     kInt4BlockBytes = kInt4ScaleBytes + kInt4BlockSteps * 64;
+inline constexpr int kScaleBytes = kGroupRows * 4;  // of a group in the other quantised formats
+
+// Rows of x as the dot products read them: normalised, rounded to x's dtype, then in one of three forms.
+enum class RowForm { kKeep, kWiden, kInt8 };  // x's dtype; fp32; codes of int8_dynamic with an Int8RowEnd
+
+// Behind the codes of a row.
+struct Int8RowEnd {
+  float scale;
+  int32_t start;  // -128 times the sum of the codes: weights are stored as code + 128
+};
+
 struct InputRows {
   DType dtype;  // of x and norm_weight
-  bool widen;   // to fp32; else kept in x's dtype
+  RowForm form;
   int64_t k;
   int64_t padded_k;  // zeros behind K
   float eps;
@@ -70,7 +82,7 @@ struct ChunkNoise {
 };
 
 struct LinearKernels {
-  bool bf16_products;  // takes bf16 rows; otherwise every format takes fp32 rows
+  bool bf16_products;  // takes bf16 rows as they are; otherwise all but int8_dynamic takes fp32 rows
   void (*prepare)(const InputRows& a, int64_t begin, int64_t end);
   void (*multiply)(const GroupProducts& a, int64_t begin, int64_t end);  // groups [begin, end)
   void (*noise)(const ChunkNoise& a);

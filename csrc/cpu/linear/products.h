@@ -31,15 +31,21 @@ void for_products(const LinearKernels& kernels, const PackedWeight& weight, cons
   const PanelLayout layout(weight);
   InputRows input{};
   input.dtype = products.x_dtype;
-  input.widen = !(kernels.bf16_products && weight.format == WeightFormat::kBFloat16);
+  const bool keep = kernels.bf16_products && products.x_dtype == DType::kBFloat16;
+  input.form = weight.format == WeightFormat::kInt8Dynamic ? RowForm::kInt8
+               : keep                                      ? RowForm::kKeep
+                                                           : RowForm::kWiden;
   input.k = layout.k;
-  input.padded_k = layout.steps * layout.step_k;
+  input.padded_k = layout.padded_k();
   input.eps = norm_eps;
   input.x = x;
   input.x_stride = x_stride;
   input.norm_weight = norm_weight;
+  const int64_t bytes = input.form == RowForm::kInt8    ? input.padded_k + int64_t(sizeof(Int8RowEnd))
+                        : input.form == RowForm::kWiden ? input.padded_k * 4
+                                                        : input.padded_k * 2;
   // An odd number of cache lines: rows a multiple of 4 KiB apart would fight for the same cache sets.
-  input.out_stride = (ceil_div<int64_t>(input.padded_k * (input.widen ? 4 : 2), 64) | 1) * 64;
+  input.out_stride = (ceil_div<int64_t>(bytes, 64) | 1) * 64;
   const int64_t row_bytes = products.m * input.out_stride;
 
   products.format = weight.format;

@@ -9,7 +9,7 @@ void rms_norm(const RmsNormParams& p) {
   validate(p);
   InputRows rows{};
   rows.dtype = p.dtype;
-  rows.widen = p.dtype == DType::kFloat32;
+  rows.form = RowForm::kKeep;
   rows.k = rows.padded_k = p.k;
   rows.eps = p.eps;
   rows.x = p.x;
