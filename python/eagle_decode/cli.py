@@ -25,6 +25,9 @@ app = typer.Typer(
 
 TargetOption = Annotated[str, typer.Option(help="Hugging Face folder, .gguf file, or smollm2-135m")]
 HeadOption = Annotated[str | None, typer.Option(help="folder of a draft head, or `demo` for the shipped one")]
+HeadFormatOption = Annotated[
+    str | None, typer.Option(help="quantise the head's weights: fp8, int8, int4 or int8_dynamic")
+]
 NodesOption = Annotated[int, typer.Option(min=1, max=256, help="nodes of the draft tree, root included")]
 LevelsOption = Annotated[int, typer.Option(min=1, help="depth of the draft tree")]
 TopKDraftOption = Annotated[
@@ -69,6 +72,7 @@ def generate(
         list[str], typer.Option(help="what to answer; `-` reads it from stdin; may be given several times")
     ],
     head: HeadOption = None,
+    head_format: HeadFormatOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=0)] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0: the most likely token")] = 0.0,
     top_k: Annotated[int, typer.Option(help="sample from the k most likely tokens; 0: off")] = 0,
@@ -96,7 +100,7 @@ def generate(
     from eagle_decode.demo import tokens_per_second
     from eagle_decode.models.tokenizer import chat_prompt
     from eagle_decode.sampling import SamplingParams
-    from eagle_decode.terminal import show_stream
+    from eagle_decode.terminal import answers, show_stream
 
     sampling = SamplingParams(
         temperature=temperature,
@@ -116,6 +120,7 @@ def generate(
         notes,
         target,
         head if speculate else None,
+        head_format=head_format,
         dtype=dtype,
         nodes=nodes,
         levels=levels,
@@ -135,7 +140,7 @@ def generate(
     if len(prompts) == 1:
         show_stream(out, engine.tokenizer, engine.stream(prompts, sampling, speculate=speculate))
     else:
-        for text, answer in zip(texts, _texts(notes, engine, prompts, sampling, speculate), strict=True):
+        for text, answer in zip(texts, answers(notes, engine, prompts, sampling, speculate), strict=True):
             out.print(f"> {text}", markup=False)
             out.print(answer, markup=False, soft_wrap=True)
             out.print()
@@ -275,6 +280,7 @@ def train(
 def demo(
     target: TargetOption = "smollm2-135m",
     head: HeadOption = "demo",
+    head_format: HeadFormatOption = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="instead of the built-in ones; may be given several times")
     ] = None,
@@ -292,6 +298,7 @@ def demo(
         console,
         target,
         head,
+        head_format=head_format,
         dtype="bfloat16",
         nodes=nodes,
         levels=levels,
@@ -328,6 +335,7 @@ def open_engine(
     target: str,
     head: str | None,
     *,
+    head_format: str | None,
     dtype: str,
     nodes: int,
     levels: int,
@@ -360,6 +368,7 @@ def open_engine(
             loaded,
             None if head is None else head_folder(head),
             tokenizer,
+            head_format=head_format,
             levels=levels,
             draft_top_k=top_k_draft,
             max_nodes=nodes,
@@ -376,19 +385,6 @@ def _as_dict(prompt: str, result: Any) -> dict[str, Any]:
         "stop_reason": result.stop_reason,
         "metrics": result.metrics.to_dict(),
     }
-
-
-def _texts(console: Console, engine: Any, prompts: list, sampling: Any, speculate: bool) -> list[str]:
-    """Text of every prompt's answer, with a progress bar over the tokens meanwhile."""
-    from rich.progress import Progress
-
-    answers = [""] * len(prompts)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("tokens", total=len(prompts) * sampling.max_new_tokens)
-        for chunk in engine.stream(prompts, sampling, speculate=speculate):
-            answers[chunk.request] += chunk.text or ""
-            progress.advance(task, len(chunk.tokens))
-    return answers
 
 
 if __name__ == "__main__":

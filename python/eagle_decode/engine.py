@@ -31,7 +31,8 @@ class Engine:
     """Generates with a target model, and with a draft head where there is one. Tokens are the same either
     way.
 
-    target: see `models.base.Target`. head: a LoadedHead, or a checkpoint's folder. tokenizer: transformers';
+    target: see `models.base.Target`. head: a LoadedHead, or a checkpoint's folder; head_format: quantises its
+        weights, see `LoadedHead.with_weights`. tokenizer: transformers';
         needed for prompts and stop strings given as text.
     levels, draft_top_k, max_nodes: the draft tree's depth, the children tried per node, and the nodes that
         are verified, root included (at most 256; 1: plain decoding).
@@ -50,6 +51,7 @@ class Engine:
         head: LoadedHead | str | Path | None = None,
         tokenizer: Any = None,
         *,
+        head_format: str | None = None,
         levels: int = 4,
         draft_top_k: int = 4,
         max_nodes: int = 8,
@@ -84,7 +86,7 @@ class Engine:
         self.metrics = Metrics()
         self._plain = RootDrafter(max_batch, target.device)
         if head is not None:
-            head = self._load(head)
+            head = self._load(head).with_weights(head_format)
             _check_head(head, target)
             draft = HeadDrafter(
                 head, dtype=target.dtype, device=target.device, capacity=max_batch,

@@ -81,3 +81,16 @@ def table(
         else:
             made.add_row(*(cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row))
     return made
+
+
+def answers(console: Console, engine: Any, prompts: list, sampling: Any, speculate: bool) -> list[str]:
+    """Text of every prompt's answer, with a progress bar over the tokens meanwhile."""
+    from rich.progress import Progress
+
+    texts = [""] * len(prompts)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("tokens", total=len(prompts) * sampling.max_new_tokens)
+        for chunk in engine.stream(prompts, sampling, speculate=speculate):
+            texts[chunk.request] += chunk.text or ""
+            progress.advance(task, len(chunk.tokens))
+    return texts

@@ -75,9 +75,13 @@ struct BFloat16Pairs : Pairs {
   }
 };
 
-// The odd k is the high byte of every word, the even k the one below.
+// The odd k is the high byte of every word, the even k the one below; the sign stands at the top.
 struct DecodeInt8 {
-  static __m512 odd(__m512i w) { return to_floats(shift_right_signed(w, 24)); }
+  static __m512 odd(__m512i w) {
+    const __m512i magnitude = _mm512_and_si512(shift_right(w, 24), _mm512_set1_epi32(0x7f));
+    const __m512i sign = _mm512_and_si512(w, _mm512_set1_epi32(int(0x80000000u)));
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(to_floats(magnitude)), sign));
+  }
 };
 struct DecodeFloat8 {
   static __m512 odd(__m512i w) {

@@ -83,9 +83,13 @@ struct BFloat16Pairs : Pairs<DecodeBFloat16> {
   static Weights load(const char* p) { return {load_bytes(p), load_bytes(p + 32)}; }
 };
 
-// The odd k is the high byte of every word, the even k the one below.
+// The odd k is the high byte of every word, the even k the one below; the sign stands at the top.
 struct DecodeInt8 {
-  static __m256 odd(__m256i w) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 24)); }
+  static __m256 odd(__m256i w) {
+    const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi32(w, 24), _mm256_set1_epi32(0x7f));
+    const __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(w), _mm256_set1_ps(-0.0f));
+    return _mm256_or_ps(_mm256_cvtepi32_ps(magnitude), sign);
+  }
   static __m256 even(__m256i w) { return odd(_mm256_slli_epi32(w, 8)); }
 };
 struct DecodeFloat8 {

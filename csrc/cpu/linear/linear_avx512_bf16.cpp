@@ -45,28 +45,22 @@ constexpr ByteTable byte_table(bool float8) {
   }
   return table;
 }
-struct Float8Code {
-  static constexpr ByteTable kTable = byte_table(true);
-  static __m512i magnitude(__m512i codes) { return codes; }  // the top bit of an index is not looked at
-};
-struct Int8Code {
-  static constexpr ByteTable kTable = byte_table(false);
-  static __m512i magnitude(__m512i codes) { return _mm512_abs_epi8(codes); }
-};
 
-template <class Code>
+// Codes of a sign and seven bits.
+template <bool kFloat8>
 struct ByteProducts : Products {
   using Weights = __m512i;
   using Input = __m512i;
   static constexpr Scales kScales = Scales::kRow;
-  static constexpr int kStepK = 2, kStepBytes = 64;
+  static constexpr int kStepK = 2, kStepBytes = 64, kPrefetchRows = 5;
+  static constexpr ByteTable kTable = byte_table(kFloat8);
   static void load_group(const char* p, Weights (&w)[kGroupPanels]) {
-    const __m512i codes = _mm512_loadu_si512(p), index = Code::magnitude(codes);
-    const auto look_up = [&](const uint8_t* table) {
-      return _mm512_permutex2var_epi8(_mm512_load_si512(table), index, _mm512_load_si512(table + 64));
+    const __m512i codes = _mm512_loadu_si512(p);
+    const auto look_up = [&](const uint8_t* table) {  // the top bit of an index is not looked at
+      return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes, _mm512_load_si512(table + 64));
     };
-    const __m512i low = look_up(Code::kTable.low);
-    const __m512i high = _mm512_ternarylogic_epi32(look_up(Code::kTable.high), codes, _mm512_set1_epi8(-128),
+    const __m512i low = look_up(kTable.low);
+    const __m512i high = _mm512_ternarylogic_epi32(look_up(kTable.high), codes, _mm512_set1_epi8(-128),
                                                    0xf8);  // a | (b & c): the sign
     w[0] = _mm512_unpacklo_epi8(low, high);
     w[1] = _mm512_unpackhi_epi8(low, high);
@@ -124,8 +118,8 @@ struct Formats {
   using Float8 = Bytes<DecodeFloat8>;
   using Int8 = Bytes<DecodeInt8>;
   using Int4 = Nibbles;
-  using Float8OfBFloat16 = ByteProducts<Float8Code>;
-  using Int8OfBFloat16 = ByteProducts<Int8Code>;
+  using Float8OfBFloat16 = ByteProducts<true>;
+  using Int8OfBFloat16 = ByteProducts<false>;
   using Int4OfBFloat16 = NibbleProducts;
   using Int8Dynamic = IntegerProducts;
 };

@@ -39,7 +39,7 @@ struct Float8Code {
   static float value(uint8_t code) { return to_float(float8_t{code}); }
 };
 struct Int8Code {
-  static float value(uint8_t code) { return float(int8_t(code)); }
+  static float value(uint8_t code) { return float(code & 0x80 ? -(code & 0x7f) : code); }
 };
 
 template <class Code>

@@ -72,9 +72,11 @@ struct QuantizedRow {
       }
       float step;
       std::memcpy(&step, scale(k), sizeof(step));
+      const int magnitude = bits & 0x7f;
       to[k] = step * (layout.format == WeightFormat::kFloat8E4M3 ? to_float(float8_t{bits})
-                      : layout.format == WeightFormat::kInt8     ? static_cast<float>(int8_t(bits))
-                                                                 : static_cast<float>(int(bits) - 128));
+                      : layout.format == WeightFormat::kInt8
+                          ? static_cast<float>(bits & 0x80 ? -magnitude : magnitude)
+                          : static_cast<float>(int(bits) - 128));
     }
   }
 
@@ -98,9 +100,11 @@ struct QuantizedRow {
       case WeightFormat::kFloat8E4M3:
         byte = static_cast<char>(quantize_float8(value, step).bits);
         break;
-      case WeightFormat::kInt8:
-        byte = static_cast<char>(quantize(value, step, kInt8Max));
+      case WeightFormat::kInt8: {
+        const int32_t whole = quantize(value, step, kInt8Max);
+        byte = static_cast<char>(whole < 0 ? 0x80 | -whole : whole);
         break;
+      }
       case WeightFormat::kInt8Dynamic:
         byte = static_cast<char>(quantize(value, step, kInt8Max) + 128);
         break;

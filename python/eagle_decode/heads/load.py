@@ -32,6 +32,7 @@ def load_head(
     feedback: str = "auto",
     rope_theta: float | None = None,
     feature_layers: Sequence[int] | None = None,
+    weight_format: str | None = None,
 ) -> LoadedHead:
     """Reads the head in folder `path` (config.json beside model.safetensors or pytorch_model.bin, sharded or
     not).
@@ -42,6 +43,8 @@ def load_head(
     feedback: "pre" or "post" overrides what the next level is given, the layer's output or its norm
     (EAGLE-3.1). rope_theta, feature_layers (ids of target layers whose input is captured): override the
     configuration.
+    weight_format: "fp8", "int8", "int4" or "int8_dynamic" quantises the weights when the head is packed
+        (`LoadedHead.with_weights`).
 
     Raises FileNotFoundError, or ValueError for another format or a damaged checkpoint.
     """
@@ -55,6 +58,7 @@ def load_head(
         rope_theta=rope_theta,
         feature_layers=feature_layers,
         source=source,
+        weight_format=weight_format,
     )
 
 
@@ -86,13 +90,14 @@ def head_from_tensors(
     rope_theta: float | None = None,
     feature_layers: Sequence[int] | None = None,
     source: str = "memory",
+    weight_format: str | None = None,
 ) -> LoadedHead:
     """The same for a configuration and tensors that are already in memory, under the names of a
     checkpoint."""
     reading = _Reading(config, strip_prefixes(dict(tensors)), Target(target_config, target_tensors))
     reading.note("files", source, "safetensors are preferred to pytorch_model.bin")
     reading.detect(list(tensors))
-    return reading.head(feedback, rope_theta, feature_layers)
+    return reading.head(feedback, rope_theta, feature_layers).with_weights(weight_format)
 
 
 class _Reading(Detection):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,9 +10,11 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from eagle_cuda.draft import DraftHead
+    from eagle_cuda.linear import PackedWeight
 
 # Head sizes that attention has kernels for; a smaller one is padded with zeros.
 _HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+_QUANTIZED_FORMATS = ("fp8", "int8", "int4", "int8_dynamic")  # of eagle_cuda.pack_weight
 
 
 class Decision(NamedTuple):
@@ -80,11 +82,24 @@ class LoadedHead:
     draft_to_target: Tensor | None
     layers: tuple[HeadLayer, ...]
     report: list[Decision] = field(default_factory=list)
+    weight_format: str | None = None  # of every matrix that is multiplied, where it is quantised
 
     @property
     def num_aux(self) -> int:
         """Target layers in a feature row."""
         return self.feature_size // self.target_hidden_size
+
+    def with_weights(self, weight_format: str | None) -> LoadedHead:
+        """The same head, its weights to be quantised to "fp8", "int8", "int4" or "int8_dynamic" when they are
+        packed; None: as it is."""
+        if weight_format is None:
+            return self
+        if weight_format not in _QUANTIZED_FORMATS:
+            raise ValueError(
+                f"weight_format: expected one of {', '.join(_QUANTIZED_FORMATS)}, got {weight_format!r}"
+            )
+        decision = Decision("weights", weight_format, "asked for; embedding, norms and biases stay as stored")
+        return replace(self, weight_format=weight_format, report=[*self.report, decision])
 
     def to_draft_head(
         self, dtype: torch.dtype | None = None, *, max_positions: int | None = None
@@ -92,6 +107,8 @@ class LoadedHead:
         """The head for eagle_cuda's ops: weights packed and everything else converted to `dtype` (default: as
         stored).
 
+        With a `weight_format` fc, all projections and the LM head are quantised from what is stored;
+        embedding, norms and biases, the activations and the cache stay in `dtype`.
         max_positions: rows of the RoPE table; positions beyond share the last row's angle.
         A head size that attention has no kernel for is padded with zeros: the result's `head_dim`, which is
         the cache's, can be larger than this head's.
@@ -106,6 +123,11 @@ class LoadedHead:
         def cast(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(dtype).contiguous()
 
+        def pack(*weights: Tensor, paired: bool = False) -> PackedWeight:
+            if self.weight_format is None:
+                weights = tuple(cast(w) for w in weights)
+            return pack_weight(weights, self.weight_format, paired=paired)
+
         layers = []
         for layer in self.layers:
             qkv = [padded.rows(w) for w in (layer.q_proj, layer.k_proj, layer.v_proj)]
@@ -115,14 +137,14 @@ class LoadedHead:
                 DraftLayer(
                     input_norm=cast(layer.input_norm),
                     hidden_norm=cast(layer.hidden_norm),
-                    qkv=pack_weight([cast(w) for w in qkv]),
+                    qkv=pack(*qkv),
                     qkv_bias=torch.cat([cast(b) for b in biases]) if biased else None,
                     q_norm=cast(layer.q_norm),
                     k_norm=cast(layer.k_norm),
-                    o=pack_weight(cast(padded.rows(layer.o_proj.T).T)),
+                    o=pack(padded.rows(layer.o_proj.T).T),
                     post_norm=cast(layer.post_norm),
-                    gate_up=pack_weight([cast(layer.gate_proj), cast(layer.up_proj)], paired=True),
-                    down=pack_weight(cast(layer.down_proj)),
+                    gate_up=pack(layer.gate_proj, layer.up_proj, paired=True),
+                    down=pack(layer.down_proj),
                 )
             )
         cos, sin = rope_table(
@@ -138,11 +160,11 @@ class LoadedHead:
             feedback_post_norm=self.feedback_post_norm,
             norm_before_residual=self.norm_before_residual,
             embedding=cast(self.embedding),
-            fc=pack_weight(cast(self.fc)),
+            fc=pack(self.fc),
             fc_bias=cast(self.fc_bias),
             fc_norm=cast(self.fc_norm),
             norm=cast(self.norm),
-            lm_head=pack_weight(cast(self.lm_head)),
+            lm_head=pack(self.lm_head),
             draft_to_target=self._explicit_map(),
             cos=padded.table(cos),
             sin=padded.table(sin),
