@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build simt demo test test-full test-simt bench format check-format gpu-check clean distclean
+.PHONY: help setup build simt demo test test-full test-simt bench format check-format gpu-check gpu-bench clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,6 +19,7 @@ help:
 	@echo "make simt        build the modules whose CUDA kernels run under the emulator (tests/simt)"
 	@echo "make format      clang-format and ruff over everything (check-format: only look)"
 	@echo "make gpu-check   whether the CUDA kernels do on this machine's GPU what they do under the emulator"
+	@echo "make gpu-bench   the benchmarks that have a GPU part, on this machine's GPU"
 	@echo "make clean       remove build products (distclean: .venv and .cache too)"
 
 # The stamp's name carries a checksum of what it depends on, so a checkout of an older state sets up again.
@@ -69,8 +70,13 @@ check-format: $(READY)
 	@$(BIN)/python tools/format.py --check
 
 # Where a GPU is there may be no network to set up .venv: any python that has torch will do, and it builds for itself.
+GPU_RUN = "$${GPU_PYTHON:-$$(command -v python || command -v python3)}"
+
 gpu-check:
-	@"$${GPU_PYTHON:-$$(command -v python || command -v python3)}" tools/gpu_check.py $(ARGS)
+	@$(GPU_RUN) tools/gpu_check.py $(ARGS)
+
+gpu-bench:
+	@$(GPU_RUN) tools/gpu_bench.py $(ARGS)
 
 clean:
 	@rm -rf build dist *.egg-info eagle_cuda/_C*.so $(VENV)/.installed

@@ -1,15 +1,24 @@
-"""attention: append_kv and tree_attention against the machine's bandwidth and arithmetic, and against torch.
+"""attention: append_kv and tree_attention against the machine's bandwidth and arithmetic, and against others.
 
-    python benchmarks/bench_attention.py [--shapes smollm2 llama8b] [--nodes 1 8 32 60]
+    python benchmarks/bench_attention.py [--backend cpu] [--shapes smollm2 llama8b] [--nodes 1 8 32 60]
                                          [--contexts 256 2048 8192] [--batches 1 4] [--rounds 3] [--json FILE]
+    python benchmarks/bench_attention.py --backend cuda [--shapes llama8b vicuna13b] [--nodes 1 8 16 32 60]
+                                         [--contexts 512 2048 8192 32768] [--batches 1 8 32] [--page-size 16]
+                                         [--arms tree_attention FlashInfer] [--minutes 8] [--json FILE]
+                                         [--plot FILE]
+    python benchmarks/bench_attention.py --floors [--ceilings 4300 790]
 
-bf16, contiguous caches, a random tree. As in a model, the caches of several layers are gone through one after
-the other: as many as come to MIN_BYTES, but no more than the model has. Figures are per layer.
+On the CPU: bf16, contiguous caches, a random tree. As in a model, the caches of several layers are gone
+through one after the other: as many as come to MIN_BYTES, but no more than the model has. Figures are per
+layer. Floor: every key and value read once per KV head, q and out once, at the rate of a plain read of the
+same caches; or the multiply-adds that the mask asks for, at the rate of the fastest fp32 matrix product of
+this run; whichever takes longer. torch: scaled_dot_product_attention with the same mask as an additive bf16
+one, query heads that share a KV head folded into rows beforehand, so that it too may read each key once.
 
-Floor: every key and value read once per KV head, q and out once, at the rate of a plain read of the same
-caches; or the multiply-adds that the mask asks for, at the rate of the fastest fp32 matrix product of this
-run; whichever takes longer. torch: scaled_dot_product_attention with the same mask as an additive bf16 one,
-query heads that share a KV head folded into rows beforehand, so that it too may read each key once.
+On a GPU (attention_gpu.py, gpu_timing.py): bf16, paged caches, a random tree for every request,
+tree_attention against the peers of peers/attention.py, the cases with an aim first, until --minutes are over.
+Floors as in attention_cases.py, at the rates of a plain read and of a matrix product of the same run. Without
+a GPU they are printed for an H200's datasheet, or for --ceilings GB/s TFLOP/s.
 """
 
 from __future__ import annotations
@@ -18,16 +27,17 @@ import argparse
 import itertools
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 # Before torch starts its threads: they would spin on the cores of whatever is timed after it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+from attention_cases import AIMS, H200, SHAPES, Case, Ceilings, Shape, importance, sees
+from gpu_timing import Clock, CudaClock
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from timing import Samples, environment, interleave, paired_ratio, ratio, write_json
+from timing import Samples, interleave, paired_ratio, parser, ratio, start, write_json
 
 import eagle_cuda
 from eagle_cuda._extension import _C
@@ -39,23 +49,16 @@ from eagle_cuda.tree import DraftTree, tree_from_parents
 BF16 = torch.bfloat16
 MIN_BYTES = 64e6  # more than a layer's share of the caches, so that keys come from where a model's would
 TOLERANCE = 0.02  # of the largest output: both sides round to bf16, torch its weights too
-
-
-class Shape(NamedTuple):
-    heads: int
-    kv_heads: int
-    head_dim: int
-    layers: int
-
-
-SHAPES = {"smollm2": Shape(9, 3, 64, 30), "llama8b": Shape(32, 8, 128, 32)}
-
-
-class Case(NamedTuple):
-    shape: str
-    batch: int
-    context: int
-    nodes: int
+DEFAULTS = {  # backend -> what runs unless the command line says otherwise
+    "cpu": {
+        "shapes": ["smollm2", "llama8b"], "nodes": [1, 8, 32, 60], "contexts": [256, 2048, 8192],
+        "batches": [1, 4], "rounds": 3,
+    },
+    "cuda": {
+        "shapes": ["llama8b", "vicuna13b"], "nodes": [1, 8, 16, 32, 60], "contexts": [512, 2048, 8192, 32768],
+        "batches": [1, 8, 32], "rounds": 30,
+    },
+}  # fmt: skip
 
 
 def fma_rate() -> float:
@@ -73,12 +76,6 @@ def make_tree(batch: int, nodes: int) -> DraftTree:
     draws = torch.rand(nodes, generator=torch.Generator().manual_seed(0)).tolist()
     parents = [-1] + [max(0, i - 1 - int(4 * draws[i])) for i in range(1, nodes)]
     return tree_from_parents([[0] * nodes] * batch, [parents] * batch)
-
-
-def sees(tree: DraftTree) -> torch.Tensor:
-    """[N, N] bool: column is an ancestor of the row, or the row itself."""
-    columns = torch.arange(tree.tokens.shape[1])
-    return (tree.mask[0].long()[:, columns // 32] >> columns % 32 & 1).bool()
 
 
 def rotated(x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -143,7 +140,7 @@ def measure(case: Case, caches: list[KVCache], rounds: int) -> tuple[dict, dict[
 
     folded = q_out.view(batch, nodes, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
     folded = folded.reshape(batch, kv_heads, group * nodes, dim)
-    visible = torch.cat([torch.ones(nodes, context, dtype=torch.bool), sees(tree)], dim=1)
+    visible = torch.cat([torch.ones(nodes, context, dtype=torch.bool), sees(tree.mask)[0]], dim=1)
     mask = torch.zeros(nodes, rows).masked_fill(~visible, -torch.inf).to(BF16).repeat(group, 1)[None, None]
 
     def peer(cache: KVCache) -> torch.Tensor:
@@ -225,19 +222,7 @@ def show(name: str, rows: list[dict], peak: float, console: Console) -> None:
     console.print(table)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 8, 32, 60], metavar="N")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[256, 2048, 8192], metavar="ROWS")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], metavar="B")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_num_threads(eagle_cuda.num_threads())
-    console = Console()
-    console.print(environment(), highlight=False)
+def on_cpu(options: argparse.Namespace, console: Console) -> None:
     results = []
     with torch.inference_mode():
         peak = fma_rate()
@@ -252,6 +237,93 @@ def main() -> None:
             results += rows
     if options.json:
         write_json(options.json, {"multiply_adds_per_second": peak, "attention": results})
+
+
+def on_gpu(
+    cases: list[Case], options: argparse.Namespace, console: Console, clock: Clock, device: torch.device
+) -> None:
+    from attention_gpu import Settings, run
+    from attention_report import plot, show, stated
+    from gpu_timing import COLD, Budget, measure_ceilings
+    from peers.attention import versions
+
+    budget, peers, rows = Budget(options.minutes), versions(), []
+    with torch.no_grad():
+        ceilings, details = measure_ceilings(clock, device)
+        console.print(stated(ceilings), details, peers, highlight=False, markup=False)
+        settings = Settings(
+            page_size=options.page_size,
+            rounds=options.rounds,
+            cold_bytes=COLD * clock.l2_bytes,
+            arms=options.arms,
+            absent={name: text for name, text in peers.items() if text.startswith("absent")},
+            ceilings=ceilings,
+        )
+        for row in run(cases, settings, clock, device, budget, console.log):
+            rows.append(row)
+            if options.json:  # after every case: whatever happens, what was measured is kept
+                results = {"ceilings": ceilings._asdict() | details, "peers": peers, "attention": rows}
+                write_json(options.json, results)
+    show(rows, options.arms, ceilings, console)
+    if options.plot:
+        plot(rows, options.arms, options.plot)
+
+
+def show_floors(cases: list[Case], options: argparse.Namespace, console: Console, *, write: bool) -> None:
+    from attention_report import floors, show_floors
+
+    ceilings = H200
+    if options.ceilings:
+        gigabytes, teraflops = options.ceilings
+        ceilings = Ceilings("as given", gigabytes * 1e9, teraflops * 1e12)
+    rows = floors(cases, ceilings, options.page_size)
+    show_floors(rows, ceilings, console)
+    if write and options.json:
+        write_json(options.json, {"ceilings": ceilings._asdict(), "floors": rows})
+
+
+def parse() -> argparse.Namespace:
+    from attention_report import OURS
+    from peers.attention import PEERS
+
+    line = parser(__doc__, rounds=None)
+    arms = [OURS, *PEERS]
+    line.add_argument("--backend", choices=list(DEFAULTS), help="default: cuda where there is a GPU")
+    line.add_argument("--shapes", nargs="+", choices=list(SHAPES))
+    line.add_argument("--nodes", type=int, nargs="+", metavar="N")
+    line.add_argument("--contexts", type=int, nargs="+", metavar="ROWS")
+    line.add_argument("--batches", type=int, nargs="+", metavar="B")
+    line.add_argument("--page-size", type=int, default=16, help="of the caches on a GPU")
+    line.add_argument("--arms", nargs="+", choices=arms, default=arms, help="what runs on a GPU")
+    line.add_argument("--minutes", type=float, help="no case begins that would end later")
+    line.add_argument("--plot", type=Path, metavar="FILE", help="also plot the times on a GPU")
+    line.add_argument("--floors", action="store_true", help="print the floors of the GPU's cases only")
+    line.add_argument(
+        "--ceilings", type=float, nargs=2, metavar=("GB/S", "TFLOP/S"), help="rates for --floors"
+    )
+    options = line.parse_args()
+    if options.backend is None:
+        options.backend = "cuda" if options.floors or torch.cuda.is_available() else "cpu"
+    for name, value in DEFAULTS[options.backend].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def main() -> None:
+    options = parse()
+    console = start()
+    sizes = itertools.product(options.shapes, options.batches, options.contexts, options.nodes)
+    cases = sorted((Case(*size) for size in sizes), key=importance)
+    if options.backend == "cpu":
+        on_cpu(options, console)
+        cases = list(AIMS)
+    if options.backend == "cuda" and torch.cuda.is_available() and not options.floors:
+        on_gpu(cases, options, console, CudaClock(), torch.device("cuda"))
+        return
+    show_floors(cases, options, console, write=options.backend == "cuda")
+    if not torch.cuda.is_available():
+        console.print("No GPU is here: floors only, nothing was run on one (--floors prints all of them).")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,12 @@ that read.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import Samples, environment, interleave, paired_ratio, write_json
+from timing import Samples, interleave, paired_ratio, parser, start, write_json
 
 import eagle_cuda
 from eagle_cuda._extension import _C
@@ -211,16 +210,10 @@ def parse_tree(text: str) -> Shape:
 
 def main() -> None:
     default = [Shape(4, 3, 2), Shape(8, 4, 4), Shape(8, 4, 5), Shape(32, 6, 8), Shape(5, 4, 1)]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trees", type=parse_tree, nargs="+", default=default, metavar="NODES:LEVELS:TOP_K")
-    parser.add_argument("--context", type=int, default=256, help="committed rows in the head's cache")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_num_threads(eagle_cuda.num_threads())
-    console = Console()
-    console.print(environment(), highlight=False)
+    line = parser(__doc__, rounds=30)
+    line.add_argument("--trees", type=parse_tree, nargs="+", default=default, metavar="NODES:LEVELS:TOP_K")
+    line.add_argument("--context", type=int, default=256, help="committed rows in the head's cache")
+    options, console = line.parse_args(), start()
     with torch.inference_mode():
         spare = ACCEPTED + 1 + max((s.levels - 1) * s.top_k for s in options.trees)
         cycle = Cycle(options.context, spare)

@@ -9,13 +9,10 @@ matrices of each one's fastest round.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import Samples, environment, interleave, paired_ratio, ratio, write_json
+from timing import Samples, interleave, paired_ratio, parser, ratio, start, write_json
 
 from eagle_cuda._extension import _C
 from eagle_cuda.linear import linear, pack_weight
@@ -99,13 +96,9 @@ def report(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="M")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
-    console = Console()
-    console.print(environment(), highlight=False)
+    line = parser(__doc__, rounds=10)
+    line.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="M")
+    options, console = line.parse_args(), start()
     size, samples = measure(options.rows, options.rounds)
     results = report(size, options.rows, samples, console)
     if options.json:

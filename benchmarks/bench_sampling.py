@@ -9,9 +9,7 @@ token depends on seed and position alone; torch draws from its own generator.
 
 from __future__ import annotations
 
-import argparse
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 # Before torch starts its threads: they would spin on the cores of whatever is timed after it.
@@ -20,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import Samples, environment, interleave, paired_ratio, ratio, write_json
+from timing import Samples, interleave, paired_ratio, parser, ratio, start, write_json
 
 import eagle_cuda
 from eagle_cuda._extension import _C
@@ -159,16 +157,10 @@ def report(vocab: int, by_rows: dict[int, dict[str, Samples]], console: Console)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--vocabs", type=int, nargs="+", default=[32000, 49152, 262144], metavar="V")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8], metavar="N")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_num_threads(eagle_cuda.num_threads())
-    console = Console()
-    console.print(environment(), highlight=False)
+    line = parser(__doc__, rounds=10)
+    line.add_argument("--vocabs", type=int, nargs="+", default=[32000, 49152, 262144], metavar="V")
+    line.add_argument("--rows", type=int, nargs="+", default=[1, 8], metavar="N")
+    options, console = line.parse_args(), start()
     results = []
     with torch.inference_mode():
         for vocab in options.vocabs:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import Samples, environment, interleave, write_json
+from timing import Samples, interleave, parser, start, write_json
 
 import eagle_cuda
 from eagle_cuda.kv_cache import KVCache, compact_kv
@@ -167,20 +166,14 @@ def report(options: argparse.Namespace, samples: dict[str, Samples], console: Co
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=60, metavar="N")
-    parser.add_argument("--top-k", type=int, default=10, metavar="K")
-    parser.add_argument("--levels", type=int, default=6)
-    parser.add_argument("--layers", type=int, default=30, help="caches that compact_kv moves rows in")
-    parser.add_argument("--accepted", type=int, default=4, help="rows that compact_kv moves")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], metavar="B")
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_num_threads(eagle_cuda.num_threads())
-    console = Console()
-    console.print(environment(), highlight=False)
+    line = parser(__doc__, rounds=300)
+    line.add_argument("--nodes", type=int, default=60, metavar="N")
+    line.add_argument("--top-k", type=int, default=10, metavar="K")
+    line.add_argument("--levels", type=int, default=6)
+    line.add_argument("--layers", type=int, default=30, help="caches that compact_kv moves rows in")
+    line.add_argument("--accepted", type=int, default=4, help="rows that compact_kv moves")
+    line.add_argument("--batches", type=int, nargs="+", default=[1, 4], metavar="B")
+    options, console = line.parse_args(), start()
     with torch.inference_mode():
         samples = measure(options)
         results = report(options, samples, console)

@@ -6,19 +6,24 @@ say): the sum of the pieces' minima needs an undisturbed moment per piece, not a
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 import eagle_cuda
+
+LOG_WIDTH = 170  # of the tables where there is no terminal to fit them into
 
 
 @dataclass
@@ -36,6 +41,11 @@ class Samples:
     def median(self) -> float:
         """Median over the rounds of the whole arm: the arm as this machine was."""
         return statistics.median(sum(pieces) for pieces in self.rounds)
+
+    @property
+    def maximum(self) -> float:
+        """The arm's slowest round."""
+        return max(sum(pieces) for pieces in self.rounds)
 
 
 def ratio(a: Samples, b: Samples) -> float:
@@ -67,8 +77,25 @@ def interleave(
     return samples
 
 
+def parser(doc: str, *, rounds: int | None) -> argparse.ArgumentParser:
+    """The command line of a benchmark: the first line of its docstring, --rounds and --json."""
+    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+    made.add_argument("--rounds", type=int, default=rounds)
+    made.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    return made
+
+
+def start() -> Console:
+    """Seeds torch, gives it as many threads as ours has, and prints what figures depend on."""
+    torch.manual_seed(0)
+    torch.set_num_threads(eagle_cuda.num_threads())
+    console = Console() if sys.stdout.isatty() else Console(width=LOG_WIDTH)
+    console.print(environment(), highlight=False)
+    return console
+
+
 def environment() -> dict[str, object]:
-    """What a figure depends on: processor, instruction set, threads, load, versions, commit."""
+    """What a figure depends on: processors, instruction set, threads, load, versions, commit."""
     root = Path(__file__).resolve().parent.parent
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
@@ -80,6 +107,7 @@ def environment() -> dict[str, object]:
         "torch": torch.__version__,
         "torch_threads": torch.get_num_threads(),
         "python": platform.python_version(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": commit.stdout.strip() or None,
         **eagle_cuda.build_info(),
     }
