@@ -302,8 +302,9 @@ def parse() -> argparse.Namespace:
         "--ceilings", type=float, nargs=2, metavar=("GB/S", "TFLOP/S"), help="rates for --floors"
     )
     options = line.parse_args()
-    if options.backend is None:
-        options.backend = "cuda" if options.floors or torch.cuda.is_available() else "cpu"
+    if options.floors or (options.backend is None and torch.cuda.is_available()):
+        options.backend = "cuda"
+    options.backend = options.backend or "cpu"
     for name, value in DEFAULTS[options.backend].items():
         if getattr(options, name) is None:
             setattr(options, name, value)

@@ -150,7 +150,7 @@ def test_one_mask_in_four_languages(nodes):
     assert torch.equal(torch.from_numpy(bits).bool().view(want.shape), want)
 
 
-@pytest.mark.parametrize(("context", "nodes"), [(300, 128), (100, 3), (128, 1)])
+@pytest.mark.parametrize(("context", "nodes"), [(400, 128), (100, 3), (128, 1)])
 def test_flex_visits_every_block_and_masks_those_of_the_tree(context, nodes):
     tree = random_trees(2, nodes)
     got = peers.prefix_blocks(tree.mask, context)

@@ -2,7 +2,8 @@
 
 Every peer offers variants; the benchmark checks each, and lets the fastest stand for the peer. SDPA and
 FlexAttention read no pages: they get keys and values gathered beforehand into [B, Hkv, keys, D], which costs
-them nothing here. FlashInfer reads the same pages as we do. Masks, plans and compilation are made beforehand.
+them nothing here. FlashInfer (written against 0.6.18) reads the same pages as we do. Masks, plans and
+compilation are made beforehand.
 """
 
 from __future__ import annotations
