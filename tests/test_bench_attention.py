@@ -40,8 +40,8 @@ class StandIn:
 
     l2_bytes = 1000
 
-    def __init__(self):
-        self.now, self.log = 0.0, []
+    def __init__(self, works=True):
+        self.now, self.log, self.works = 0.0, [], works
 
     def backlog(self):
         self.log.append("backlog")
@@ -62,6 +62,8 @@ class StandIn:
         def replay():
             self.log.append("replay")
             self.now += len(calls)
+            if self.works:
+                calls[-1]()
 
         for call in calls:
             call()
@@ -401,6 +403,14 @@ def test_a_wrong_result_of_ours_ends_the_run(shapes, settings, monkeypatch):
     monkeypatch.setattr(attention_gpu, "tree_attention", blind)
     with pytest.raises(SystemExit, match="grouped B=1 context=40 q=6: tree_attention: paged: WrongResult"):
         run(settings, Case("grouped", 1, 40, 6))
+
+
+def test_a_graph_that_does_nothing_is_not_timed(shapes):
+    inputs = make_inputs(Case("grouped", 1, 40, 6), 16, 0, CPU)
+    for works in (True, False):
+        arm, record = attention_gpu.best_variant(StandIn(works), lambda: ours(inputs), expected(inputs), 1)
+        assert (arm is not None) == works, record
+    assert "WrongResult" in record["error"]
 
 
 def test_absent_peers_and_lost_cases_have_their_reasons(shapes, settings, monkeypatch):
