@@ -34,12 +34,13 @@ from eagle_cuda.tree import (
     retrieve_indices,
     tree_from_parents,
 )
-from eagle_cuda.verify import Accepted, verify
+from eagle_cuda.verify import Accepted, AcceptedByRejection, verify, verify_rejection
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Accepted",
+    "AcceptedByRejection",
     "Beam",
     "Candidates",
     "DraftHead",
@@ -77,6 +78,7 @@ __all__ = [
     "tree_from_parents",
     "unpack_weight",
     "verify",
+    "verify_rejection",
 ]
 
 

@@ -20,7 +20,7 @@ from eagle_cuda.attention import append_kv, rope_table, tree_attention
 from eagle_cuda.kv_cache import KVCache, compact_kv
 from eagle_cuda.sampling import sample_tokens
 from eagle_cuda.tree import build_tree, empty_candidates, expand_tree, retrieve_indices, tree_from_parents
-from eagle_cuda.verify import verify
+from eagle_cuda.verify import verify, verify_rejection
 from reference.attention import ancestors, mask_words
 
 COMPILER = "GNU 12.2.0"  # of SHARED: what it keeps in registers does not show as a shared access
@@ -67,6 +67,15 @@ def walk():
     targets = int32([[2 * i + 2 for i in range(64)]] * 4)
     stop, budget = int32([[-1, 500]] * 4), int32([100] * 4)
     return lambda: verify(tree, targets, int32([9] * 4), stop_tokens=stop, budget=budget, max_path=9)
+
+
+def reject():
+    """The root's first child is accepted, its children are not."""
+    tree = tree_from_parents([[0, 1, 2, 3, 4]], [[-1, 0, 0, 1, 1]])
+    p = torch.full((1, 5, 32001), 2.0**-15)
+    p[0, 1, 3:5] = 0.0
+    coins = {"coins": torch.zeros(1, 5), "final_coins": torch.full((1,), 0.5)}
+    return lambda: verify_rejection(tree, p, int32([9]), scheme="point_mass", **coins)
 
 
 def compact():
@@ -124,6 +133,7 @@ CASES = {
     "build_tree": build,
     "retrieve_indices": retrieve,
     "verify": walk,
+    "verify_rejection": reject,
     "compact_kv": compact,
     "sample_tokens": greedy,
 }
@@ -149,6 +159,7 @@ EXPECTED = {
     "build_tree": [(11840, 3848, 53), (473, 175), (1093, 1022, 770, 754, 524, 2038)],
     "retrieve_indices": [(480, 4328, 17), (19, 154), (328, 312, 104, 104, 16, 118)],
     "verify": [(5168, 208, 0), (144, 24), (176, 176, 32, 32, 24, 0)],
+    "verify_rejection": [(531532, 60, 23), (16207, 11), (410, 410, 367, 367, 2240, 0)],
     "compact_kv": [(34032, 32768, 4), (1044, 1024), (272, 272, 8, 8, 8, 0)],
     "sample_tokens": [(64020, 12, 7), (2005, 3), (240, 240, 37, 37, 288, 0)],
 }

@@ -27,6 +27,11 @@ def attention(q):
     return e.tree_attention(q, CACHE, seq_lens=NONE, num_nodes=NONE, mask=mask)
 
 
+def reject(tokens):
+    tree, p = TREE._replace(tokens=tokens), torch.ones(2, 2, 5)
+    return e.verify_rejection(tree, p, NONE, scheme="point_mass", seeds=SEEDS)
+
+
 def append(q):
     k = torch.zeros(2, 3, 1, 64)
     depths = torch.zeros(2, 3, dtype=torch.int32)
@@ -42,6 +47,7 @@ OPEN = {
     "tree_attention": (attention, "q", torch.zeros(2, 3, 2, 64)),
     "sample_tokens": (sample, "logits", torch.zeros(2, 3, 5)),
     "gumbel_noise": (lambda x: e.gumbel_noise(x, NONE, 4), "seeds", SEEDS),
+    "verify_rejection": (reject, "tokens", TREE.tokens),
     "verify": (lambda x: e.verify(TREE._replace(tokens=x), TREE.tokens, NONE), "tokens", TREE.tokens),
     "build_tree": (lambda x: e.build_tree(x, CANDIDATES, max_nodes=3), "root_tokens", NONE),
     "retrieve_indices": (lambda x: e.retrieve_indices(TREE._replace(parents=x)), "parents", TREE.parents),

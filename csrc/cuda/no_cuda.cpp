@@ -21,6 +21,7 @@ void retrieve_indices(const RetrieveIndicesParams&, CUstream_st*) { no_cuda(); }
 void sample_tokens(const SampleTokensParams&, CUstream_st*) { no_cuda(); }
 void gumbel_noise(const GumbelNoiseParams&, CUstream_st*) { no_cuda(); }
 void verify(const VerifyParams&, CUstream_st*) { no_cuda(); }
+void verify_rejection(const VerifyRejectionParams&, CUstream_st*) { no_cuda(); }
 void compact_kv(const CompactKvParams&, CUstream_st*) { no_cuda(); }
 void append_kv(const AppendKvParams&, CUstream_st*) { no_cuda(); }
 int64_t tree_attention_workspace_bytes(const TreeAttentionParams&) { no_cuda(); }

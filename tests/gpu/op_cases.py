@@ -24,7 +24,7 @@ from eagle_cuda.tree import (
     retrieve_indices,
     tree_from_parents,
 )
-from eagle_cuda.verify import Accepted, verify
+from eagle_cuda.verify import Accepted, AcceptedByRejection, verify, verify_rejection
 from tools.ptxas_report import cuda_sources
 
 Arrays = dict[str, torch.Tensor]
@@ -202,6 +202,33 @@ def call_verify(a: Arrays) -> None:
     verify(tree_in(a), a["target_tokens"], a["seq_lens"], **options)
 
 
+def arrays_of_verify_rejection(seed: int) -> Arrays:
+    make = Make(seed)
+    likely = torch.tensor([30.0, 20.0, 10.0])  # of the tokens that the trees hold
+    target, draft = (make.normal(BATCH, NODES, VOCAB).exp() for _ in range(2))
+    for probs in (target, draft):
+        probs[..., :3] += likely * make.integers(1, 9, BATCH, NODES, 3)
+    return {
+        **tree_of(make),
+        "target_probs": target,
+        "draft_probs": draft,
+        "seeds": make.integers(-(2**62), 2**62, BATCH, dtype=torch.int64),
+        "seq_lens": make.integers(0, 100, BATCH),
+        "stop_tokens": make.integers(-1, 9, BATCH, 2),
+        "budget": padding(make.integers(1, 9, BATCH), 0),
+        "path": make.garbage(BATCH, NODES),
+        "emitted": make.garbage(BATCH, NODES),
+        **{name: make.garbage(BATCH) for name in (*Accepted._fields[1:], "flags")},
+    }
+
+
+def call_verify_rejection(a: Arrays) -> None:
+    names = ("draft_probs", "seeds", "stop_tokens", "budget")
+    options = {name: a[name] for name in names}
+    out = AcceptedByRejection(*(a[name] for name in AcceptedByRejection._fields))
+    verify_rejection(tree_in(a), a["target_probs"], a["seq_lens"], scheme="sampled_tree", out=out, **options)
+
+
 def arrays_of_compact_kv(seed: int) -> Arrays:
     make = Make(seed)
     pages, page_size, heads, dim = 8, 16, 2, 24
@@ -286,6 +313,7 @@ _ALL = {
     "sample_tokens": Case(arrays_of_sample_tokens, call_sample_tokens),
     "gumbel_noise": Case(arrays_of_gumbel_noise, call_gumbel_noise),
     "verify": Case(arrays_of_verify, call_verify),
+    "verify_rejection": Case(arrays_of_verify_rejection, call_verify_rejection),
     "compact_kv": Case(arrays_of_compact_kv, call_compact_kv),
     "append_kv": Case(arrays_of_append_kv, call_append_kv),
     "tree_attention": Case(arrays_of_tree_attention, call_tree_attention),

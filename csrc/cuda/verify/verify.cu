@@ -11,6 +11,7 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/launch.h"
+#include "cuda/verify/stop_tokens.cuh"
 
 namespace eagle::cuda {
 namespace {
@@ -31,29 +32,6 @@ __device__ __forceinline__ Node load_node(const VerifyParams& p, int64_t index) 
   return {load_read_only(p.tokens + index), load_read_only(p.first_child + index),
           load_read_only(p.next_sibling + index), load_read_only(p.target_tokens + index)};
 }
-
-// One request's stop tokens: the first 32 lie in registers, one a lane.
-struct StopTokens {
-  const int32_t* tokens;
-  int count, lane;
-  int32_t mine;
-
-  __device__ StopTokens(const VerifyParams& p, int64_t request, int lane)
-      : tokens(p.stop_tokens + request * p.num_stop_tokens),
-        count(p.num_stop_tokens),
-        lane(lane),
-        mine(get(lane)) {}
-
-  __device__ int32_t get(int64_t i) const { return i < count ? load_read_only(tokens + i) : -1; }
-
-  __device__ bool contain(int32_t token) const {
-    if (token == -1) return false;  // marks unused entries
-    bool found = __any_sync(kFullMask, mine == token);
-    for (int64_t i = kWarpSize; i < count && !found; i += kWarpSize)
-      found = __any_sync(kFullMask, get(i + lane) == token);
-    return found;
-  }
-};
 
 // registers: <= 72
 template <bool kStaged>
