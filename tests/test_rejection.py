@@ -154,10 +154,11 @@ def request_of(random: Random, n: int, vocab: int, *, odd=0.1, hostile=0.3) -> R
     q = [row if random.random() < 0.2 else row_of(random, vocab, odd) for row in p]
     coins = [random.choice([*COINS, random.random(), NAN, -1.0, 2.0]) for _ in range(n + 1)]
     coins = torch.tensor(coins).tolist()
+    budget = random.choice([-1, 0, 1, 2, 3, *[99] * 6, 2**31 - 1])
     return Request(
-        tokens, first, sibling, count, p, q, coins[:n], coins[n],
+        tokens, first, sibling, count, p, q, coins[:n], coins[n], budget=budget,
         seed=random.randrange(-(2**63), 2**63), seq_len=random.choice([0, 7, 1000, 2**31 - 1, -(2**31)]),
-        stop=[-1, random.randrange(-1, 2 * vocab)], budget=random.choice([-1, 0, 1, 2, 3, *[99] * 6, 2**31 - 1]),
+        stop=[-1, random.randrange(-1, 2 * vocab)],
     )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ class Request {
     const Masses v(draft, p_.vocab_size, flags_);
     const int32_t most = p_.scheme == RejectionScheme::kChain ? 1 : nodes_;
     uint64_t* const residual = scratch<uint64_t, ResidualSlot>(w.size);
-    for (int64_t i = 0; i < w.size; ++i) residual[i] = w.at(i);
+    const auto remaining = [&](int64_t i) { return num_rejected_ > 0 ? residual[i] : w.at(i); };
 
     uint64_t left = w.sum, draft_left = v.sum;
     int32_t count = 0;
@@ -162,17 +162,15 @@ class Request {
       }
       if (left == 0) continue;
       const PartOf target = part_of(left), proposal = part_of(draft_left);
-      bool accept = below(coin(child, token), target.of(residual[token]), proposal.of(v.at(token)));
+      bool accept = below(coin(child, token), target.of(remaining(token)), proposal.of(v.at(token)));
       if (!accept) {
-        const auto remainder = [&](int64_t i) {
-          const uint64_t a = target.of(residual[i]), b = proposal.of(v.at(i));
-          return a > b ? a - b : 0;
-        };
         uint64_t sum = 0;
-        for (int64_t i = 0; i < w.size; ++i) sum += remainder(i);
+        for (int64_t i = 0; i < w.size; ++i) {
+          const uint64_t a = target.of(remaining(i)), b = proposal.of(v.at(i));
+          residual[i] = a > b ? a - b : 0;
+          sum += residual[i];
+        }
         accept = sum == 0;
-        if (!accept)
-          for (int64_t i = 0; i < w.size; ++i) residual[i] = remainder(i);
         left = sum;
         draft_left -= v.at(token);
         rejected_[num_rejected_++] = token;
@@ -182,7 +180,7 @@ class Request {
         return token;
       }
     }
-    return draw(left, [&](int64_t i) { return residual[i]; });
+    return draw(left, remaining);
   }
 
   // The lowest token whose masses up to and with it exceed the final coin's part of `sum`, their sum.
