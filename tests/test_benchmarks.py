@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SMALLEST = {
     "bench_attention": "--nodes 1 5 --contexts 40 --batches 1 2 --rounds 1",
     "bench_draft": "--trees 4:2:2 3:2:1 --context 16 --rounds 1",
+    "bench_rejection": "--vocabs 1000 --levels 2 --batches 1 --rounds 1",
     "bench_sampling": "--vocabs 1000 --rows 1 2 --rounds 1",
     "bench_tree": "--nodes 20 --top-k 4 --levels 3 --layers 2 --batches 1 2 --rounds 1",
 }
