@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import torch
 
+from eagle_cuda.sampling import gumbel_noise
 from eagle_cuda.tree import empty_draft_tree
 from eagle_cuda.verify import verify_rejection
 from reference import verify as naive
 
 SAMPLED = ("sampled_tree", "chain")
+START = 5  # rows in the cache
 PARTS = 64  # probabilities are whole parts of this: the same numbers as floats and as fractions
 
 
@@ -108,8 +110,12 @@ class Chance(NamedTuple):
         chosen = None if self.sampled else self.chosen
         return naive.law(self.scheme, self.shape, self.target, self.draft, chosen=chosen, **options)
 
-    def draw(self, draws: int, *, noise: bool, reuse: bool = False) -> dict[tuple[int, ...], int]:
-        """How often each sequence was emitted, over so many requests whose trees are drawn anew."""
+    def draw(
+        self, draws: int, *, noise: bool, reuse: bool = False, coupled: bool = False
+    ) -> dict[tuple[int, ...], int]:
+        """How often each sequence was emitted, over so many requests whose trees are drawn anew. `coupled`:
+        drawn by the target's own noise; without `noise`, that of a child is its coin too. `reuse`: the first
+        child's coin is used for the last draw as well."""
         generator = torch.Generator().manual_seed(self.seed + 17 * noise)
         nodes, vocab = nodes_of(self.shape), self.vocab
         first, sibling = links_of(nodes)
@@ -117,7 +123,8 @@ class Chance(NamedTuple):
         prefix = torch.zeros(draws, len(nodes), dtype=torch.int64)
         target = torch.empty(draws, len(nodes), vocab)
         draft = torch.empty_like(target) if self.sampled else None
-        children = {}
+        uniforms = torch.rand(draws, len(nodes) + 1, generator=generator)
+        seeds, children = torch.arange(draws), {}
         for i, node in enumerate(nodes):
             if node.parent >= 0:
                 tokens[:, i] = children[node.parent][:, node.rank]
@@ -128,7 +135,15 @@ class Chance(NamedTuple):
             if self.sampled:  # the earliest of exponential clocks: draws without replacement, in order
                 draft[:, i] = self.draft.rows(node.depth, prefix[:, i])
                 clocks = torch.empty(draws, vocab, dtype=torch.float64).exponential_(generator=generator)
-                children[i] = (clocks / draft[:, i]).argsort(1)
+                clocks /= draft[:, i]
+                if coupled:
+                    positions = torch.full((draws,), START + node.depth + 1, dtype=torch.int32)
+                    gumbel = gumbel_noise(seeds, positions, vocab)
+                    clocks = -draft[:, i].log() - gumbel
+                    for child in (j for j, other in enumerate(nodes) if other.parent == i):
+                        token = clocks.argsort(1)[:, nodes[child].rank, None]
+                        uniforms[:, child] = (-(-gumbel).exp()).exp().gather(1, token)[:, 0]
+                children[i] = clocks.argsort(1)
             else:
                 table = [self.chosen(self.prefix_of(k, node.depth)) for k in range(vocab**node.depth)]
                 children[i] = torch.tensor(table)[prefix[:, i]]
@@ -138,13 +153,12 @@ class Chance(NamedTuple):
             next_sibling=torch.tensor([sibling], dtype=torch.int32).expand(draws, -1).contiguous(),
             num_nodes=torch.full((draws,), len(nodes), dtype=torch.int32),
         )
-        uniforms = torch.rand(draws, len(nodes) + 1, generator=generator)
         if reuse:
             uniforms[:, -1] = uniforms[:, 1]
         source = {"coins": uniforms[:, :-1].contiguous(), "final_coins": uniforms[:, -1].contiguous()}
         if noise:
-            source = {"seeds": torch.arange(draws)}
-        seq_lens = torch.full((draws,), 5, dtype=torch.int32)
+            source = {"seeds": seeds}
+        seq_lens = torch.full((draws,), START, dtype=torch.int32)
         out = verify_rejection(
             tree, target, seq_lens, scheme=self.scheme, draft_probs=draft, max_path=self.depth + 1, **source
         )
