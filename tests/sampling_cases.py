@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from eagle_cuda.sampling import Sampled, sample_tokens
+from state_cases import STATE_CASES, state_words
 
 INF, NAN = float("inf"), float("nan")
 
@@ -258,11 +259,12 @@ def sample(batch: Batch, out: Sampled | None = None) -> Sampled:
 
 def words(out: Sampled) -> np.ndarray:
     """[3, B] int32: tokens, bits of the log-probabilities, flags."""
-    return torch.stack([t.view(torch.int32)[:, 0] for t in out]).numpy()
+    return torch.stack([t.view(torch.int32)[:, 0] for t in out[:3]]).numpy()
 
 
 if __name__ == "__main__":
     chosen = (
         BATCHES | {f"full-{key}": batch for key, batch in FULL.items()} if "full" in sys.argv[2:] else BATCHES
     )
-    np.savez(sys.argv[1], **{key: words(sample(batch)) for key, batch in chosen.items()})
+    states = {f"state-{key}": state_words(key) for key in STATE_CASES}
+    np.savez(sys.argv[1], **states, **{key: words(sample(batch)) for key, batch in chosen.items()})

@@ -45,7 +45,7 @@ def sample(logits, *, temperature=1.0, seed=0, position=0, **options):
         top_k_top_p=options.get("rule", "sequential"),
         **tensors,
     )
-    return tuple(t.item() for t in out)
+    return tuple(t.item() for t in out[:3])
 
 
 def draws(logits, count, *, temperature=1.0, **options) -> np.ndarray:
@@ -193,7 +193,7 @@ def test_sample_tokens_matches_fp64(case):
     guards.check()
     for i in range(b):
         for j in range(n):
-            got = [t[i, j].item() for t in out]
+            got = [t[i, j].item() for t in out[:3]]
             if j >= case["num_nodes"][i]:
                 assert got == [0, 0.0, 0]
                 continue
@@ -453,7 +453,7 @@ def row_invariance_cases():
                     top_k=top_k[rows],
                     top_p=top_p[rows],
                     min_p=min_p[rows],
-                )
+                )[:3]
             )
 
         yield f"sample_tokens {dtype}", count, run
@@ -488,7 +488,7 @@ def test_nodes_of_a_request_equal_single_rows():
     for b in range(2):
         for n in range(5):
             alone = sample(logits[b, n], temperature=temperature[b], seed=seeds[b], position=positions[b, n])
-            assert alone == tuple(t[b, n].item() for t in whole)
+            assert alone == tuple(t[b, n].item() for t in whole[:3])
 
 
 def fingerprints() -> str:

@@ -29,6 +29,7 @@ from sampling_cases import (
     sample,
     words,
 )
+from state_cases import STATE_CASES, state_words
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,6 +78,12 @@ def compare(batch: Batch, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("key", BATCHES)
 def test_the_bits_are_those_of_the_cpu(key, cpu_words):
     compare(BATCHES[key], cpu_words[key])
+
+
+@pytest.mark.op("sample_tokens")
+@pytest.mark.parametrize("key", STATE_CASES)
+def test_the_bits_with_a_state_are_those_of_the_cpu(key, cpu_words):
+    assert np.array_equal(state_words(key), cpu_words[f"state-{key}"])
 
 
 @pytest.mark.full

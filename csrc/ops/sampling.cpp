@@ -5,6 +5,7 @@
 
 #include "common/check.h"
 #include "eagle_cuda/device.h"
+#include "eagle_cuda/tree.h"
 
 namespace eagle {
 namespace {
@@ -67,12 +68,74 @@ SamplingState checked_state(const SamplingStateViews& v, const TensorView& logit
   s.stop_tokens = integers("state.stop_tokens", v.stop_tokens, {b, -1});
   if (v.stop_tokens.present())
     s.num_stop_tokens = size_of_dimension("state.stop_tokens", v.stop_tokens.shape[1]);
-  s.token_mask = integers("state.token_mask", v.token_mask, {b, n, (vocab + 31) / 32});
+  if (v.token_mask.present()) {
+    const TensorView& mask = v.token_mask;
+    Expect("state.token_mask", mask)
+        .dtype(DType::kInt32)
+        .shape({b, n, (vocab + 31) / 32})
+        .last_dim_contiguous()
+        .same_device(logits);
+    if (b > 0 && n > 0) s.token_mask = mask.as<int32_t>();
+    s.token_mask_strides[0] = mask.strides[0];
+    s.token_mask_strides[1] = mask.strides[1];
+  }
   return s;
 }
 
-void refuse(const char* field, const void* value) {
-  check(value == nullptr, "state.", field, ": not applied yet by this version; expected None");
+// The n best: their tokens say how many.
+void set_top(SampleTokensParams& p, const TensorView& tokens, const TensorView& log_probs,
+             const TensorView& device) {
+  check_together("top_tokens", tokens, "top_log_probs", log_probs);
+  if (!tokens.present()) return;
+  const int64_t b = p.batch_size, n = p.max_nodes;
+  Expect("top_tokens", tokens)
+      .dtype(DType::kInt32)
+      .shape({b, n, -1})
+      .contiguous()
+      .writable()
+      .same_device(device);
+  const int64_t most = std::min<int64_t>(kMaxTop, p.vocab_size);
+  check(tokens.shape[2] <= most, "top_tokens: expected a last dimension of at most ", most, ", got ",
+        tokens.shape[2]);
+  Expect("top_log_probs", log_probs)
+      .dtype(DType::kFloat32)
+      .shape({b, n, tokens.shape[2]})
+      .contiguous()
+      .writable()
+      .same_device(device);
+  p.num_top = static_cast<int>(tokens.shape[2]);
+  p.top_tokens = tokens.as<int32_t>();
+  p.top_log_probs = log_probs.as<float>();
+}
+
+// Two arrays of the state that mean something only together.
+void check_both(const char* one, const void* a, const char* other, const void* b) {
+  check((a == nullptr) == (b == nullptr), "state.", a ? other : one, ": expected an array with state.",
+        a ? one : other, ", got nullptr");
+}
+
+void validate_state(const SampleTokensParams& p) {
+  const SamplingState& s = p.state;
+  check(s.max_bias >= 0, "state.max_bias: expected at least 0, got ", s.max_bias);
+  check(s.num_stop_tokens >= 0, "state.num_stop_tokens: expected at least 0, got ", s.num_stop_tokens);
+  check_both("bias_tokens", s.bias_tokens, "bias_values", s.bias_values);
+  if (s.num_stop_tokens > 0) {
+    check_both("min_new_tokens", s.min_new_tokens, "prompt_lens", s.prompt_lens);
+    check_both("min_new_tokens", s.min_new_tokens, "stop_tokens", s.stop_tokens);
+  }
+  const std::pair<const char*, const float*> penalties[] = {{"repetition_penalty", s.repetition_penalty},
+                                                            {"presence_penalty", s.presence_penalty},
+                                                            {"frequency_penalty", s.frequency_penalty}};
+  for (const auto& [name, values] : penalties) {
+    check(!values || p.max_nodes <= kMaxTreeNodes, "state.", name, ": expected at most ", kMaxTreeNodes,
+          " nodes per request, got ", p.max_nodes);
+    check(!values || p.max_nodes <= 1 || (p.tree_tokens && p.tree_parents), "tree: expected one with state.",
+          name, " over ", p.max_nodes, " nodes per request, got None");
+  }
+  check(p.num_top >= 0 && p.num_top <= std::min<int64_t>(kMaxTop, p.vocab_size), "num_top: expected 0 to ",
+        std::min<int64_t>(kMaxTop, p.vocab_size), ", got ", p.num_top);
+  check(p.num_top == 0 || (p.top_tokens && p.top_log_probs) || p.batch_size == 0 || p.max_nodes == 0,
+        "top_tokens, top_log_probs: expected arrays with num_top = ", p.num_top, ", got nullptr");
 }
 
 }  // namespace
@@ -85,18 +148,7 @@ void validate(const SampleTokensParams& p) {
   check(p.logits_dtype == DType::kFloat32 || p.logits_dtype == DType::kBFloat16 ||
             p.logits_dtype == DType::kFloat16,
         "logits: expected a dtype of float32, bfloat16, float16, got ", name(p.logits_dtype));
-  const SamplingState& s = p.state;
-  refuse("prompt_counts", s.prompt_counts);
-  refuse("output_counts", s.output_counts);
-  refuse("repetition_penalty", s.repetition_penalty);
-  refuse("presence_penalty", s.presence_penalty);
-  refuse("frequency_penalty", s.frequency_penalty);
-  refuse("bias_tokens", s.bias_tokens);
-  refuse("bias_values", s.bias_values);
-  refuse("min_new_tokens", s.min_new_tokens);
-  refuse("prompt_lens", s.prompt_lens);
-  refuse("stop_tokens", s.stop_tokens);
-  refuse("token_mask", s.token_mask);
+  validate_state(p);
 }
 
 void validate(const GumbelNoiseParams& p) {
@@ -109,7 +161,7 @@ void sample_tokens(TensorView logits, TensorView num_nodes, TensorView temperatu
                    TensorView top_p, TensorView min_p, TensorView seeds, TensorView positions,
                    TopKTopP top_k_top_p, TensorView tree_tokens, TensorView tree_parents,
                    const SamplingStateViews& state, TensorView tokens, TensorView log_probs, TensorView flags,
-                   CUstream_st* stream) {
+                   TensorView top_tokens, TensorView top_log_probs, CUstream_st* stream) {
   Expect("logits", logits)
       .dtype({kLogitTypes[0], kLogitTypes[1], kLogitTypes[2]})
       .rank(3)
@@ -144,7 +196,12 @@ void sample_tokens(TensorView logits, TensorView num_nodes, TensorView temperatu
   p.tokens = tokens.as<int32_t>();
   p.log_probs = per_node<float>("log_probs", log_probs, DType::kFloat32, b, n, logits);
   p.flags = per_node<int32_t>("flags", flags, DType::kInt32, b, n, logits);
-  check_disjoint({{"tokens", tokens}, {"log_probs", log_probs}, {"flags", flags}});
+  set_top(p, top_tokens, top_log_probs, logits);
+  check_disjoint({{"tokens", tokens},
+                  {"log_probs", log_probs},
+                  {"flags", flags},
+                  {"top_tokens", top_tokens},
+                  {"top_log_probs", top_log_probs}});
   const DeviceGuard guard(logits);
   logits.device == DeviceType::kCPU ? cpu::sample_tokens(p) : cuda::sample_tokens(p, stream);
 }

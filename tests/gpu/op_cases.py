@@ -13,7 +13,7 @@ import torch
 
 from eagle_cuda.attention import append_kv, tree_attention
 from eagle_cuda.kv_cache import KVCache, compact_kv
-from eagle_cuda.sampling import Sampled, gumbel_noise, sample_tokens
+from eagle_cuda.sampling import Sampled, SamplingState, gumbel_noise, sample_tokens
 from eagle_cuda.tree import (
     Beam,
     Candidates,
@@ -150,24 +150,39 @@ def call_retrieve_indices(a: Arrays) -> None:
 def arrays_of_sample_tokens(seed: int) -> Arrays:
     make = Make(seed)
     return {
+        **tree_of(make),
         "logits": make.normal(BATCH, NODES, VOCAB) * 4,
-        "num_nodes": padding(make.integers(1, NODES + 1, BATCH), 0),
         "temperature": torch.tensor([0.0, 1.0, 0.7, 1.0]).roll(seed),
         "top_k": torch.tensor([0, 0, 40, 5], dtype=torch.int32).roll(seed),
         "top_p": torch.tensor([1.0, 1.0, 0.9, 0.5]).roll(seed),
         "min_p": torch.tensor([0.0, 0.0, 0.05, 0.0]).roll(seed),
         "seeds": make.integers(-(2**62), 2**62, BATCH, dtype=torch.int64),
         "positions": make.integers(0, 10000, BATCH, NODES),
-        "tokens": make.garbage(BATCH, NODES),
+        "prompt_counts": make.integers(0, 2, BATCH, VOCAB),
+        "output_counts": make.integers(-1, 2, BATCH, VOCAB),
+        "repetition_penalty": torch.tensor([1.0, 1.3, 1.1, 0.8]).roll(seed),
+        "presence_penalty": torch.tensor([0.0, 0.5, 0.0, -0.5]).roll(seed),
+        "frequency_penalty": torch.tensor([0.0, 0.0, 0.7, 0.2]).roll(seed),
+        "bias_tokens": make.integers(-1, 50, BATCH, 3),
+        "bias_values": make.normal(BATCH, 3),
+        "min_new_tokens": make.integers(0, 10000, BATCH),
+        "prompt_lens": make.integers(0, 50, BATCH),
+        "stop_tokens": make.integers(-1, VOCAB, BATCH, 5),
+        "token_mask": make.integers(-(2**31), 2**31 - 1, BATCH, NODES, (VOCAB + 31) // 32),
+        "out_tokens": make.garbage(BATCH, NODES),
         "out_log_probs": make.garbage(BATCH, NODES, dtype=torch.float32),
         "flags": make.garbage(BATCH, NODES),
+        "top_tokens": make.garbage(BATCH, NODES, 6),
+        "top_log_probs": make.garbage(BATCH, NODES, 6, dtype=torch.float32),
     }
 
 
 def call_sample_tokens(a: Arrays) -> None:
     names = ("temperature", "seeds", "positions", "num_nodes", "top_k", "top_p", "min_p")
-    out = Sampled(a["tokens"], a["out_log_probs"], a["flags"])
-    sample_tokens(a["logits"], **{name: a[name] for name in names}, out=out)
+    out = Sampled(a["out_tokens"], a["out_log_probs"], a["flags"], a["top_tokens"], a["top_log_probs"])
+    state = SamplingState(*(a[name] for name in SamplingState._fields))
+    options = {name: a[name] for name in names}
+    sample_tokens(a["logits"], **options, tree=tree_in(a), state=state, out=out)
 
 
 def arrays_of_gumbel_noise(seed: int) -> Arrays:

@@ -102,3 +102,62 @@ def log_softmax_at(logits, token: int) -> float:
     if not np.isfinite(x.max()):
         return -np.inf
     return float(x[token] - x.max() - np.log(np.exp(x - x.max()).sum()))
+
+
+# ---- the state: what a request's constraints and its tokens so far do to its logits ------------------------
+
+
+def output_at(node: int, tokens: list[int], parents: list[int]) -> list[int]:
+    """Tokens of the node and of its ancestors below the root; a bad parent ends the walk."""
+    found = []
+    while node > 0:
+        found.append(tokens[node])
+        if not 0 <= parents[node] < node:
+            break
+        node = parents[node]
+    return found
+
+
+def allowed_tokens(vocab, *, mask=None, stop_tokens=(), early=False) -> list[int]:
+    """`mask`: words of 32 bits."""
+    words = None if mask is None else [int(word) & MASK for word in mask]
+    return [
+        token
+        for token in range(vocab)
+        if (words is None or words[token // 32] >> token % 32 & 1)
+        and not (early and token in [int(stop) for stop in stop_tokens])
+    ]
+
+
+def adjust(
+    logits, *, prompt=(), output=(), repetition=1.0, frequency=0.0, presence=0.0, bias=(), allowed=None
+) -> np.ndarray:
+    """Logits [V] of one row as float32. `prompt`, `output`, `allowed`: tokens; `bias`: pairs.
+
+    One fp32 rounding per operation, as the order of operations is part of the contract."""
+    f = np.float32
+    prompt, output = list(prompt), list(output)
+    result = []
+    with np.errstate(all="ignore"):
+        for token, logit in enumerate(logits):
+            x = f(logit)
+            for other, value in bias:
+                if other == token:
+                    x = f(x + f(value))
+            if token in prompt or token in output:
+                x = f(x / f(repetition)) if x > 0 else f(x * f(repetition))
+            count = output.count(token)
+            if count:
+                x = f(x - f(f(frequency) * f(count)))
+                x = f(x - f(presence))
+            if np.isnan(x) or (allowed is not None and token not in allowed):
+                x = f(-np.inf)
+            result.append(x)
+    return np.array(result, np.float32)
+
+
+def top(logits, n: int) -> tuple[list[int], list[float]]:
+    """The n largest logits, ties to the lower id, and their log_softmax."""
+    x = np.where(np.isnan(logits.astype(np.float64)), -np.inf, logits.astype(np.float64))
+    order = np.lexsort((np.arange(len(x)), -x))[:n]
+    return order.tolist(), [log_softmax_at(logits, int(token)) for token in order]

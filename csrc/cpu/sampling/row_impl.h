@@ -162,6 +162,38 @@ int32_t noise_argmax(const float* z, const float* e, int64_t padded, uint64_t se
   return best.token;
 }
 
+void widen(DType dtype, const void* logits, int64_t n, float* out) {
+  by_dtype(dtype, logits, [&](const auto* l) {
+    for (int64_t i = 0; i < n; ++i) out[i] = to_float(l[i]);
+  });
+}
+
+void penalise(float* row, int64_t n, const Penalties& penalties, const int32_t* prompt_counts,
+              const int32_t* output_counts) {
+  const Penalties p = penalties;
+  const auto apply = [&](const auto& in_prompt, const auto& in_output) {
+    for (int64_t i = 0; i < n; ++i) row[i] = penalised(row[i], p, in_prompt(i), in_output(i));
+  };
+  const auto none = [](int64_t) { return uint32_t{0}; };
+  const auto of_prompt = [&](int64_t i) { return usable_count(prompt_counts[i]); };
+  const auto of_output = [&](int64_t i) { return usable_count(output_counts[i]); };
+  if (prompt_counts && output_counts)
+    apply(of_prompt, of_output);
+  else if (output_counts)
+    apply(none, of_output);
+  else if (prompt_counts)
+    apply(of_prompt, none);
+}
+
+void mask(float* row, int64_t n, const int32_t* words) {
+  for (int64_t i = 0; i < n; i += 32) {
+    const uint32_t word = uint32_t(words[i / 32]);
+    if (word == 0xffffffffu) continue;
+    const int64_t count = n - i < 32 ? n - i : 32;
+    for (int64_t j = 0; j < count; ++j) row[i + j] = word >> j & 1 ? row[i + j] : kNegativeInfinity;
+  }
+}
+
 void gumbel_row(uint64_t seed, int32_t position, int64_t n, float* out) {
   for (int64_t i = 0; i < n; i += kRowBlock) {
     alignas(64) uint32_t r[kRowBlock];
@@ -174,7 +206,8 @@ void gumbel_row(uint64_t seed, int32_t position, int64_t n, float* out) {
   }
 }
 
-constexpr RowKernels kTable{argmax, log_sum_exp, scale, block_max, mass, keep, noise_argmax, gumbel_row};
+constexpr RowKernels kTable{argmax,       log_sum_exp, scale,    block_max, mass,      keep,
+                            noise_argmax, widen,       penalise, mask,      gumbel_row};
 
 }  // namespace
 }  // namespace eagle::cpu

@@ -3,6 +3,7 @@
 // the same bits.
 #include <cstdint>
 
+#include "common/penalties.h"
 #include "eagle_cuda/tensor_view.h"
 
 namespace eagle::cpu {
@@ -42,6 +43,16 @@ struct RowKernels {
   // largest z; `max_token`: one of these tokens that has it.
   int32_t (*noise_argmax)(const float* z, const float* e, int64_t padded, uint64_t seed, int32_t position,
                           float z_max, int32_t max_token);
+
+  // The logits as float32.
+  void (*widen)(DType dtype, const void* logits, int64_t n, float* out);
+
+  // penalised() of every element in place; counts may be nullptr.
+  void (*penalise)(float* row, int64_t n, const Penalties& penalties, const int32_t* prompt_counts,
+                   const int32_t* output_counts);
+
+  // -inf where bit i % 32 of word i / 32 is not set.
+  void (*mask)(float* row, int64_t n, const int32_t* words);
 
   // g(seed, position, token) for token in [0, n).
   void (*gumbel)(uint64_t seed, int32_t position, int64_t n, float* out);

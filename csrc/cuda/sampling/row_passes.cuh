@@ -10,12 +10,14 @@
 #include "cuda/sampling/noise.cuh"
 #include "cuda/sampling/row.cuh"
 #include "cuda/sampling/settings.cuh"
+#include "cuda/sampling/state.cuh"
 #include "cuda/sampling/support.cuh"
 
 namespace eagle::cuda {
 
-// kThreads = 32 is for rows of at most one round, which need no buckets.
-template <int kThreads>
+// kThreads = 32 is for rows of at most one round, which need no buckets. kExtended: with what a state asks
+// for.
+template <int kThreads, bool kExtended>
 struct SamplingMemory {
   static constexpr bool kWithBuckets = kThreads > kWarpSize;
   static constexpr uint32_t kCapacity = kWithBuckets ? cuda::kCapacity : kThreads * 8;
@@ -33,6 +35,7 @@ struct SamplingMemory {
   }
 
   Settings settings;
+  std::conditional_t<kExtended, RowState<kThreads>, Nothing> state;
   BlockScratch<kThreads> scratch;
   KeyRange ends[2];  // where top-p may end: whose keys are counted, if countable
   uint32_t listed;
@@ -40,9 +43,9 @@ struct SamplingMemory {
   uint32_t ties[2][kThreads / kWarpSize];  // of a vector, by warp; two turns
 };
 
-template <class T, int kThreads>
+template <class T, int kThreads, bool kExtended>
 struct RowPasses {
-  using Memory = SamplingMemory<kThreads>;
+  using Memory = SamplingMemory<kThreads, kExtended>;
   static constexpr uint32_t kCapacity = Memory::kCapacity;
 
   const Row<T>& row;
@@ -52,6 +55,22 @@ struct RowPasses {
 
   // -0 as 0; of a -inf it stays one.
   __device__ __forceinline__ float scaled(float logit) const { return logit / s.temperature + 0.0f; }
+
+  // for_each_vector with the state applied.
+  template <class Body>
+  __device__ __forceinline__ void for_each_logit(Body&& body) const {
+    for_each_vector<kThreads>(row, [&](const auto& untouched, uint32_t first, int j) {
+      if constexpr (kExtended) {
+        float x[Row<T>::kPerVector];
+#pragma unroll
+        for (int i = 0; i < Row<T>::kPerVector; ++i) x[i] = untouched[i];
+        shared.state.apply(x, first);
+        body(x, first, j);
+      } else {
+        body(untouched, first, j);
+      }
+    });
+  }
 
   // ---- the choice --------------------------------------------------------------------------------------
 
@@ -96,7 +115,7 @@ struct RowPasses {
   __device__ __forceinline__ void choose(const Part& part, Trial& trial) const {
     const float floor = s.min_p > 0.0f ? min_p_floor() : 0.0f;
     uint32_t ties_before = 0, turn = 0;
-    for_each_vector<kThreads>(row, [&](const auto& x, uint32_t first, int j) {
+    for_each_logit([&](const auto& x, uint32_t first, int j) {
       constexpr int kCount = Row<T>::kPerVector;
       float z[kCount];
       uint32_t tied = 0;
@@ -183,7 +202,7 @@ struct RowPasses {
   // Tokens and mass of the buckets, over the keys of `range`.
   __device__ __forceinline__ void fill(Buckets<kThreads>& b, const KeyRange& range) const {
     BucketCounter counter{b.table, 0, 0, 0};
-    for_each_vector<kThreads>(row, [&](const auto& x, uint32_t, int) {
+    for_each_logit([&](const auto& x, uint32_t, int) {
 #pragma unroll
       for (int i = 0; i < Row<T>::kPerVector; ++i) {
         const float z = scaled(x[i]);
@@ -219,7 +238,7 @@ struct RowPasses {
     if (with_b) clear_counts(shared.counts[2], b.last - b.first);
     __syncthreads();
     BinCounter counter{v.counts, 0, 0}, counter_a{shared.counts[1], 0, 0}, counter_b{shared.counts[2], 0, 0};
-    for_each_vector<kThreads>(row, [&](const auto& x, uint32_t, int) {
+    for_each_logit([&](const auto& x, uint32_t, int) {
 #pragma unroll
       for (int i = 0; i < Row<T>::kPerVector; ++i) {
         const uint32_t key = order_key(scaled(x[i]));

@@ -17,9 +17,9 @@
 
 namespace eagle::cuda {
 
-template <class T, int kThreads>
-struct RowSampler : RowPasses<T, kThreads> {
-  using Passes = RowPasses<T, kThreads>;
+template <class T, int kThreads, bool kExtended>
+struct RowSampler : RowPasses<T, kThreads, kExtended> {
+  using Passes = RowPasses<T, kThreads, kExtended>;
   using Passes::choose;
   using Passes::choose_listed;
   using Passes::clear_list;

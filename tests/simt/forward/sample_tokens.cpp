@@ -29,6 +29,14 @@ void add_logits(std::vector<simt::Region>& regions, const eagle::SampleTokensPar
   }
 }
 
+// All that the masks of the nodes span: several nodes may share one.
+void add_masks(std::vector<simt::Region>& regions, const eagle::SampleTokensParams& p) {
+  if (!p.state.token_mask || p.batch_size == 0 || p.max_nodes == 0) return;
+  const int64_t *strides = p.state.token_mask_strides, words = (p.vocab_size + 31) / 32;
+  const int64_t last = (p.batch_size - 1) * strides[0] + (p.max_nodes - 1) * strides[1];
+  regions.push_back(simt::in("token_mask", p.state.token_mask, last + words));
+}
+
 }  // namespace
 
 void eagle::cpu::sample_tokens(const SampleTokensParams& p) {
@@ -42,11 +50,26 @@ void eagle::cpu::sample_tokens(const SampleTokensParams& p) {
       simt::in("min_p", p.min_p, b),
       simt::in("seeds", p.seeds, b),
       simt::in("positions", p.positions, nodes),
+      simt::in("tree.tokens", p.tree_tokens, nodes),
+      simt::in("tree.parents", p.tree_parents, nodes),
+      simt::in("prompt_counts", p.state.prompt_counts, b * p.vocab_size),
+      simt::in("output_counts", p.state.output_counts, b * p.vocab_size),
+      simt::in("repetition_penalty", p.state.repetition_penalty, b),
+      simt::in("presence_penalty", p.state.presence_penalty, b),
+      simt::in("frequency_penalty", p.state.frequency_penalty, b),
+      simt::in("bias_tokens", p.state.bias_tokens, b * p.state.max_bias),
+      simt::in("bias_values", p.state.bias_values, b * p.state.max_bias),
+      simt::in("min_new_tokens", p.state.min_new_tokens, b),
+      simt::in("prompt_lens", p.state.prompt_lens, b),
+      simt::in("stop_tokens", p.state.stop_tokens, b * p.state.num_stop_tokens),
       simt::out("tokens", p.tokens, nodes),
       simt::out("log_probs", p.log_probs, nodes),
       simt::out("flags", p.flags, nodes),
+      simt::out("top_tokens", p.top_tokens, nodes * p.num_top),
+      simt::out("top_log_probs", p.top_log_probs, nodes * p.num_top),
   };
   add_logits(regions, p);
+  add_masks(regions, p);
   simt::Memory memory("sample_tokens", regions);
   cuda::sample_tokens(p, nullptr);
   memory.finish();
