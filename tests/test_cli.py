@@ -108,10 +108,24 @@ def test_options_reach_the_sampler(folders):
     assert tokens(*hot, "--seed", "2") != seeded
     assert tokens(*hot, "--seed", "1", "--top-k", "1") == greedy
     assert tokens(*hot, "--seed", "1", "--top-p", "0.000001") == greedy
+    for penalty in ("--repetition-penalty", "--presence-penalty", "--frequency-penalty"):
+        assert len(set(tokens(penalty, "1000"))) == 24  # no token twice
+    assert set(tokens("--logit-bias", "65:1000", "--logit-bias", "66:-1000")) == {65}
+    assert tokens("--logit-bias", "256:1000") == [256]  # the end
+    assert tokens("--logit-bias", "256:1000", "--min-new-tokens", "7")[7:] == [256]
     assert tokens(*hot, "--seed", "1", "--min-p", "0.999999") == greedy
     assert tokens("--raw") != greedy
     assert tokens("--max-new-tokens", "5") == greedy[:5]
     assert tokens("--dtype", "float32")  # loads and runs
+
+
+def test_logprobs_are_printed(folders):
+    (result,) = generate(folders, "--prompt", "Hello", "--logprobs", "3")
+    for token, value, best in zip(result["tokens"], result["logprobs"], result["top_logprobs"], strict=True):
+        assert best[0] == [token, value]
+        assert len(best) == 3
+    assert "top_logprobs" not in generate(folders, "--prompt", "Hello", "--logprobs", "0")[0]
+    assert "logprobs" not in generate(folders, "--prompt", "Hello")[0]
 
 
 def test_stop_string_and_standard_input(folders):
@@ -269,6 +283,9 @@ def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
         (("generate", "--target", "no-such-model", "--prompt", "x"), "no-such-model"),
         (("generate", "--target", "TARGET", "--prompt", "x", "--dtype", "int8"), "dtype"),
         (("generate", "--target", "TARGET", "--prompt", "x", "--top-p", "7"), "top_p"),
+        (("generate", "--target", "TARGET", "--prompt", "x", "--repetition-penalty", "0"), "repetition_pen"),
+        (("generate", "--target", "TARGET", "--prompt", "x", "--logit-bias", "3"), "ID:VALUE"),
+        (("generate", "--target", "TARGET", "--prompt", "x", "--logprobs", "3"), "expected --json"),
         (("generate", "--target", "TARGET", "--prompt", "x" * 600), "max_length"),
         (("generate", "--target", "TARGET", "--prompt", " \n"), "prompt: expected text"),
     ],

@@ -310,9 +310,18 @@ def test_every_field_of_a_row_moves_together():
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
+    asked = SamplingParams(
+        top_logprobs=2, frequency_penalty=1, logit_bias={3: 1}, min_new_tokens=1, banned_tokens=[2]
+    )
+    batch.constrain([asked], 20, 6)
     for row in range(4):
         batch.put(row, request(row + 1))
     batch.begin_cycle(6)
+    constraints = batch.constraints.tensors()
+    assert len(constraints) == 10
+    for tensor in constraints.values():
+        for row in range(4):
+            tensor[row] = 10 * (row + 1)
     for name in Batch.ROWS:
         tensor = getattr(batch, name)
         for row in range(4):
@@ -327,6 +336,8 @@ def test_every_field_of_a_row_moves_together():
         tensor = getattr(batch, name)
         assert tensor.shape[0] == 2
         assert tensor[1].flatten().unique().tolist() == [40], name
+    for name, tensor in constraints.items():
+        assert tensor[1].flatten().unique().tolist() == [40], name
     for tensor in batch.accepted:
         assert tensor.shape[0] == 2
     for tensor in (*batch.sampled, batch.features):
@@ -335,7 +346,7 @@ def test_every_field_of_a_row_moves_together():
     with_rows = {
         name for name, value in vars(batch).items() if isinstance(value, torch.Tensor) and value.shape[0] == 2
     }
-    assert with_rows - {"features"} == set(Batch.ROWS)
+    assert with_rows - {"features", "_top"} == set(Batch.ROWS)
 
 
 # ---- arguments
@@ -372,8 +383,8 @@ def test_sampling_parameters_are_checked(field, value, message):
 
 
 def test_parameters_that_nobody_implements_are_refused():
-    with pytest.raises(TypeError, match="repetition_penalty"):
-        SamplingParams(repetition_penalty=1.05)
+    with pytest.raises(TypeError, match="typical_p"):
+        SamplingParams(typical_p=0.9)
 
 
 def test_prompts_are_checked():

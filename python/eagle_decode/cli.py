@@ -82,6 +82,18 @@ def generate(
     min_p: Annotated[
         float, typer.Option(help="drop tokens below this share of the best one's probability; 0: off")
     ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="above 1: avoid what prompt and answer hold; 1: off")
+    ] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="above 0: avoid what the answer holds")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="above 0: the more, the more often it does")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help="ID:VALUE added to a token's logit; may be given several times")
+    ] = None,
+    min_new_tokens: Annotated[int, typer.Option(min=0, help="tokens before a stop token may come")] = 0,
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, max=32, help="with --json: log-probabilities, and of the N best")
+    ] = None,
     seed: Annotated[int, typer.Option(help="a seeded text is the same with and without speculation")] = 0,
     stop: Annotated[
         list[str] | None, typer.Option(help="end before this string; may be given several times")
@@ -100,13 +112,22 @@ def generate(
     from eagle_decode.demo import tokens_per_second
     from eagle_decode.models.tokenizer import chat_prompt
     from eagle_decode.sampling import SamplingParams
-    from eagle_decode.terminal import answers, show_stream
+    from eagle_decode.terminal import as_dict, show_stream, texts_with_progress
 
+    if logprobs is not None and not as_json:
+        raise ValueError("logprobs: expected --json beside it, got none")
     sampling = SamplingParams(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=[_bias(text) for text in logit_bias or ()],
+        min_new_tokens=min_new_tokens,
+        logprobs=logprobs is not None,
+        top_logprobs=logprobs or 0,
         seed=seed,
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
@@ -131,16 +152,16 @@ def generate(
     if as_json:
         results = engine.generate(prompts, sampling, speculate=speculate)
         typer.echo(
-            json.dumps(
-                [_as_dict(text, result) for text, result in zip(texts, results, strict=True)], indent=2
-            )
+            json.dumps([as_dict(text, result) for text, result in zip(texts, results, strict=True)], indent=2)
         )
         return
     out = Console(highlight=False)
     if len(prompts) == 1:
         show_stream(out, engine.tokenizer, engine.stream(prompts, sampling, speculate=speculate))
     else:
-        for text, answer in zip(texts, answers(notes, engine, prompts, sampling, speculate), strict=True):
+        for text, answer in zip(
+            texts, texts_with_progress(notes, engine, prompts, sampling, speculate), strict=True
+        ):
             out.print(f"> {text}", markup=False)
             out.print(answer, markup=False, soft_wrap=True)
             out.print()
@@ -323,6 +344,14 @@ def demo(
         raise typer.Exit(1)
 
 
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition(":")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise ValueError(f"logit_bias: expected ID:VALUE, got {text!r}") from None
+
+
 def head_folder(head: str) -> Path:
     """The folder that `head` means: `demo` is the head shipped with the package."""
     from eagle_decode.demo import HEAD
@@ -374,17 +403,6 @@ def open_engine(
             max_nodes=nodes,
             max_batch=max_batch,
         )
-
-
-def _as_dict(prompt: str, result: Any) -> dict[str, Any]:
-    return {
-        "prompt": prompt,
-        "text": result.text,
-        "tokens": result.tokens,
-        "finish_reason": result.finish_reason,
-        "stop_reason": result.stop_reason,
-        "metrics": result.metrics.to_dict(),
-    }
 
 
 if __name__ == "__main__":

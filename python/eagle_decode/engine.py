@@ -191,10 +191,9 @@ class Engine:
     def _sample(self, logits: Tensor, batch: Batch, tree: DraftTree) -> Sampled:
         positions = tree.depths + (batch.seq_lens + 1)[:, None]
         for rows, arguments, logprobs in batch.groups():
-            tokens, log_probs, flags = (tensor[rows] for tensor in batch.sampled)
             sample_tokens(
                 logits[rows], positions=positions[rows], num_nodes=tree.num_nodes[rows], **arguments,
-                out=Sampled(tokens, log_probs if logprobs else None, flags),
+                **batch.constrained(rows, tree, rows), out=batch.outputs(rows, logprobs),
             )  # fmt: skip
         return batch.sampled
 
@@ -216,18 +215,20 @@ class Engine:
         """Reads back what the rows emitted and hands it to the requests."""
         batch.num_nodes[rows].copy_(tree.num_nodes)
         batch.budget[rows].sub_(batch.num_accepted[rows] + 1)
+        batch.count(rows)
         chunks = []
         for request, emitted in zip(batch.requests[rows], batch.read(rows), strict=True):
             if emitted.flagged:
                 at = len(request.prompt) + len(request.tokens)
                 raise RuntimeError(
                     f"request {request.index}: the target's logits for position {at} or later hold no number"
+                    + (" for a token that is allowed" if batch.constraints is not None else "")
                 )
             if request.tokens:
                 request.metrics.count_cycle(emitted.num_accepted, emitted.num_nodes)
             else:
                 request.metrics.first_tokens += 1
-            chunk = request.commit(*emitted[:2], emitted.num_accepted, emitted.finished)
+            chunk = request.commit(*emitted[:2], emitted.num_accepted, emitted.finished, emitted.top)
             if chunk.finish_reason:
                 self.metrics.add(request.metrics, seconds=False)
             chunks.append(chunk)
@@ -272,14 +273,16 @@ class Engine:
             if hasattr(drafter, "admit"):
                 drafter.admit(row, prompt[1:], output.features[0, :-1])
         batch.seq_lens[row] = len(request.prompt) - 1
+        tree = self._plain.tree(1)
         first = sample_tokens(
             output.logits, positions=(batch.seq_lens[rows] + 1)[:, None],
             **{name: getattr(batch, name)[rows] for name in batch.SAMPLING},
-            top_k_top_p=request.params.top_k_top_p,
+            **batch.constrained(rows, tree, slice(0, 1)),
+            top_k_top_p=request.params.top_k_top_p, num_top=batch.num_top,
         )  # fmt: skip
         for tensor, value in zip(batch.sampled, first, strict=True):
-            tensor[row, 0] = value[0, 0]
-        tree = self._plain.tree(1)
+            if tensor is not None:
+                tensor[row, 0] = value[0, 0]
         verify(
             tree, first.tokens, batch.seq_lens[rows], stop_tokens=batch.stop_tokens[rows],
             budget=batch.budget[rows], out=Accepted(*(t[rows] for t in batch.accepted)),
@@ -305,15 +308,18 @@ class Engine:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def _new_batch(self, requests: list[Request], drafter: Drafter) -> Batch:
-        return Batch(
+        max_nodes = getattr(drafter, "max_nodes", self._max_nodes)
+        batch = Batch(
             min(self.max_batch, len(requests)),
-            max_nodes=getattr(drafter, "max_nodes", self._max_nodes),
+            max_nodes=max_nodes,
             max_path=getattr(drafter, "levels", self._levels) + 1,
             num_stop_tokens=max([1, *(len(request.stop_tokens) for request in requests)]),
             feature_size=self.target.feature_size(getattr(drafter, "feature_layers", None)),
             dtype=self.target.dtype,
             device=self.target.device,
         )
+        batch.constrain([request.params for request in requests], self.target.vocab_size, max_nodes)
+        return batch
 
     def _cache_of(self, size: int) -> list[KVCache]:
         """The caches of the first `size` rows of the batch."""

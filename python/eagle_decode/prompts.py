@@ -41,6 +41,7 @@ def make_requests(
     requests: list[Request] = []
     for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
         tokens = _tokens(f"prompts[{index}]", prompt, tokenizer, vocab_size, max_length)
+        params.check_vocabulary(vocab_size)
         if params.stop and tokenizer is None:
             raise ValueError("stop: stop strings need a tokenizer, and the engine has none")
         room = max_length - len(tokens)

@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+MOST_TOP_LOGPROBS = 32
+
+
+class LogitsMask(Protocol):
+    """Says which tokens may come next: a grammar's matcher, for example."""
+
+    def __call__(self, tokens: list[int], mask: np.ndarray) -> None:
+        """Clears the bits of tokens that may not follow.
+
+        tokens: what the request has emitted, and after that what a draft proposes; without the prompt. Every
+            one of them was allowed after those before it. mask: [ceil(V/32)] int32 with all bits set; token t
+            is bit t % 32 of word t // 32 (xgrammar's layout). Must depend on the tokens alone.
+        """
 
 
 @dataclass(frozen=True)
@@ -22,7 +38,16 @@ class SamplingParams:
     stop: strings that end the request; the text ends before the string, the tokens with the one that
         completes it.
     ignore_eos: the model's own end ids do not end the request.
-    logprobs: record log_softmax of the untouched logits at every token.
+    logprobs: record log_softmax of the untouched logits at every token. top_logprobs: and of the n (0 to 32)
+        most likely tokens at its place.
+    repetition_penalty: > 0; logits of tokens that the prompt or the output holds are divided by it where
+        positive, else multiplied; 1: off. frequency_penalty: subtracted for each time the output holds the
+        token; presence_penalty: once if it does; 0: off. A drafted token sees the drafts before it.
+    logit_bias: {token id: value} added to logits, before the penalties; -inf bans.
+    min_new_tokens: stop tokens are not allowed among the first so many; stop strings are.
+    allowed_tokens, banned_tokens: ids; None: all are allowed. logits_mask: a LogitsMask, asked for every node
+        of every tree, on the host; so it costs a transfer per cycle. Where nothing that is allowed has a
+        logit above -inf, generation ends with a RuntimeError.
     n: samples of the prompt; sample i uses seed + i.
     top_k_top_p: "sequential" applies top-p to what top-k left, renormalised; "joint" to the whole
         distribution.
@@ -41,6 +66,15 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: bool = False
     n: int = 1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Any = ()  # a mapping; kept as pairs in ascending order
+    min_new_tokens: int = 0
+    allowed_tokens: tuple[int, ...] | None = None
+    banned_tokens: tuple[int, ...] = ()
+    logits_mask: LogitsMask | None = None
+    top_logprobs: int = 0
     top_k_top_p: Literal["sequential", "joint"] = "sequential"
 
     def __post_init__(self) -> None:
@@ -69,8 +103,57 @@ class SamplingParams:
         put("stop", () if self.stop is None else tuple(stop))
         for text in self.stop:
             _check(isinstance(text, str) and text != "", "stop", "non-empty strings", text)
+        self._check_constraints(put)
         modes = ("sequential", "joint")
         _check(self.top_k_top_p in modes, "top_k_top_p", " or ".join(modes), self.top_k_top_p)
+
+    def _check_constraints(self, put: Any) -> None:
+        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+            put(name, _number(name, getattr(self, name)))
+        _check(self.repetition_penalty > 0, "repetition_penalty", "a number > 0", self.repetition_penalty)
+        put("logit_bias", _bias(self.logit_bias))
+        put("min_new_tokens", integer("min_new_tokens", self.min_new_tokens))
+        most = math.inf if self.max_new_tokens is None else self.max_new_tokens
+        _check(
+            0 <= self.min_new_tokens <= min(most, 2**31 - 1),
+            "min_new_tokens", f"0 to max_new_tokens = {self.max_new_tokens}", self.min_new_tokens,
+        )  # fmt: skip
+        if self.allowed_tokens is not None:
+            put("allowed_tokens", token_ids("allowed_tokens", self.allowed_tokens))
+        put("banned_tokens", token_ids("banned_tokens", self.banned_tokens))
+        if self.allowed_tokens is not None and not set(self.allowed_tokens) - set(self.banned_tokens):
+            raise ValueError(
+                f"allowed_tokens: expected one that is not among banned_tokens, got {self.allowed_tokens}"
+            )
+        if self.logits_mask is not None and not callable(self.logits_mask):
+            raise ValueError(f"logits_mask: expected a function or None, got {self.logits_mask!r}")
+        put("top_logprobs", integer("top_logprobs", self.top_logprobs))
+        expected = f"an integer from 0 to {MOST_TOP_LOGPROBS}"
+        _check(0 <= self.top_logprobs <= MOST_TOP_LOGPROBS, "top_logprobs", expected, self.top_logprobs)
+
+    def check_vocabulary(self, size: int) -> None:
+        """Raises ValueError for token ids that a target of `size` tokens does not have."""
+        for name, ids in {
+            "logit_bias": [token for token, _ in self.logit_bias],
+            "allowed_tokens": self.allowed_tokens or (),
+            "banned_tokens": self.banned_tokens,
+        }.items():
+            for token in ids:
+                _check(token < size, name, f"token ids below the vocabulary's {size}", token)
+        if len(set(self.banned_tokens)) == size:
+            raise ValueError(f"banned_tokens: expected fewer than the vocabulary's {size}, got all")
+        expected = f"at most the vocabulary's {size}"
+        _check(self.top_logprobs <= size, "top_logprobs", expected, self.top_logprobs)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether what was said before matters."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether some tokens may not be said."""
+        return self.allowed_tokens is not None or bool(self.banned_tokens) or self.logits_mask is not None
 
     def sample(self, i: int) -> SamplingParams:
         """The parameters of sample i of a prompt: seed + i, one sample."""
@@ -100,6 +183,23 @@ def integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise ValueError(f"{name}: expected an integer, got {value!r}")
     return value.__index__()
+
+
+def _bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs in ascending order, from a mapping or from such pairs."""
+    if value is None:
+        return ()
+    pairs = value.items() if isinstance(value, Mapping) else value
+    if isinstance(value, str) or not isinstance(pairs, Iterable):
+        raise ValueError(f"logit_bias: expected a mapping from token ids to numbers, got {value!r}")
+    bias: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(f"logit_bias: expected a mapping from token ids to numbers, got {value!r}")
+        (token,) = token_ids("logit_bias", pair[0])
+        banned = isinstance(pair[1], float) and pair[1] == -math.inf
+        bias[token] = -math.inf if banned else _number("logit_bias", pair[1])
+    return tuple(sorted(bias.items()))
 
 
 def _number(name: str, value: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -11,10 +12,15 @@ import torch
 from torch import Tensor
 
 from eagle_cuda.sampling import Sampled
+from eagle_cuda.tree import DraftTree
 from eagle_cuda.verify import Accepted
+from eagle_decode.constraints import Constraints
 from eagle_decode.metrics import Metrics
 from eagle_decode.sampling import SamplingParams
 from eagle_decode.text import TextStream
+
+# The most likely tokens at one place, and their log-probabilities.
+TopLogprobs = list[tuple[int, float]]
 
 
 @dataclass
@@ -24,7 +30,8 @@ class Result:
     tokens: the generated ids; a stop token is the last of them, a stop string ends within the last of them.
     text: decoding of the tokens without special and stop tokens, cut before a stop string; None without a
         tokenizer.
-    logprobs: one per token, or None if not asked for.
+    logprobs: one per token, or None if not asked for. top_logprobs: of each token the n best at its place, or
+        None.
     finish_reason: "stop" (stop_reason: the token id or the string) or "length" (the budget or the context
         ended).
     """
@@ -37,6 +44,7 @@ class Result:
     finish_reason: str
     stop_reason: int | str | None
     metrics: Metrics
+    top_logprobs: list[TopLogprobs] | None = None
 
 
 class Chunk(NamedTuple):
@@ -48,6 +56,7 @@ class Chunk(NamedTuple):
     accepted: list[bool]  # per token: drafted, then confirmed by the target
     logprobs: list[float] | None
     finish_reason: str | None  # with the last chunk
+    top_logprobs: list[TopLogprobs] | None = None
 
 
 @dataclass
@@ -65,6 +74,7 @@ class Request:
     metrics: Metrics
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -74,7 +84,10 @@ class Request:
         """Tokens that may still be emitted."""
         return self.budget - len(self.tokens)
 
-    def commit(self, tokens: list[int], logprobs: list[float], num_accepted: int, finished: int) -> Chunk:
+    def commit(
+        self, tokens: list[int], logprobs: list[float], num_accepted: int, finished: int,
+        top: Sequence[TopLogprobs] = (),
+    ) -> Chunk:  # fmt: skip
         """Takes in the tokens of one cycle, the first `num_accepted` of them drafted."""
         text = None
         if self.stream is not None:
@@ -99,7 +112,11 @@ class Request:
         self.logprobs += kept_logprobs or []
         self.metrics.tokens += len(tokens)
         accepted = [i < num_accepted for i in range(len(tokens))]
-        return Chunk(self.index, tokens, text, accepted, kept_logprobs, self.finish_reason)
+        kept_top = None
+        if self.params.top_logprobs:
+            kept_top = [best[: self.params.top_logprobs] for best in top[: len(tokens)]]
+            self.top_logprobs += kept_top
+        return Chunk(self.index, tokens, text, accepted, kept_logprobs, self.finish_reason, kept_top)
 
     def result(self) -> Result:
         """The finished request."""
@@ -112,6 +129,7 @@ class Request:
             finish_reason=self.finish_reason or "length",
             stop_reason=self.stop_reason,
             metrics=self.metrics,
+            top_logprobs=self.top_logprobs if self.params.top_logprobs else None,
         )
 
 
@@ -124,6 +142,7 @@ class Emitted(NamedTuple):
     num_accepted: int
     finished: int  # 0 no, 1 stop token, 2 length
     num_nodes: int
+    top: list[TopLogprobs]  # per token; empty if no request of the run asked for it
 
 
 class SamplingGroup(NamedTuple):
@@ -186,6 +205,8 @@ class Batch:
             "finished": finished,
             "num_nodes": num_nodes,
         }
+        self.num_top, self._top = 0, None
+        self.constraints: Constraints | None = None
         self._features = new(capacity * max_nodes, feature_size, dtype=dtype) if feature_size else None
         self.width = 1
         self._views: dict[tuple[int, int], tuple[Sampled, Tensor | None]] = {}
@@ -208,7 +229,11 @@ class Batch:
             features = None
             if self._features is not None:
                 features = self._features[: size * width].unflatten(0, (size, width))
-            self._views[key] = (Sampled(tokens, log_probs.view(torch.float32), flags), features)
+            top: list[Tensor | None] = [None, None]
+            if self._top is not None:
+                top_tokens, bits = self._top[:, : size * width].unflatten(1, (size, width))
+                top = [top_tokens, bits.view(torch.float32)]
+            self._views[key] = (Sampled(tokens, log_probs.view(torch.float32), flags, *top), features)
         return self._views[key]
 
     def begin_cycle(self, width: int) -> None:
@@ -241,6 +266,8 @@ class Batch:
         self.stop_tokens[row] = -1
         for i, token in enumerate(sorted(request.stop_tokens)):
             self.stop_tokens[row, i] = token
+        if self.constraints is not None:
+            self.constraints.put(row, request.prompt, params)
 
     def remove(self, row: int) -> int | None:
         """Drops `row`. The last row takes its place; returns the row that it came from, None if nothing
@@ -251,7 +278,10 @@ class Batch:
                 tensor = getattr(self, name)
                 tensor[row] = tensor[last]
             for tensor in self.sampled:
-                tensor[row] = tensor[last]
+                if tensor is not None:
+                    tensor[row] = tensor[last]
+            if self.constraints is not None:
+                self.constraints.move(last, row)
             if self.features is not None:
                 self.features[row] = self.features[last]
             self.requests[row] = self.requests[last]
@@ -272,8 +302,43 @@ class Batch:
                 start = rows.stop
         return self._groups
 
+    def constrain(self, params: Sequence[SamplingParams], vocab_size: int, max_nodes: int) -> None:
+        """Makes room for what the requests to come ask for beyond temperature and its limits, if anything."""
+        self.num_top = max((one.top_logprobs for one in params), default=0)
+        if self.num_top:  # the n best at every node: tokens, and bits of the log-probabilities
+            shape = (2, self._plane, self.num_top)
+            self._top = torch.zeros(shape, dtype=torch.int32, device=self.device)
+            self._views.clear()
+            self._resize(len(self.requests))
+        if Constraints.needed(params):
+            self.constraints = Constraints(
+                self._capacity, params, vocab_size=vocab_size, max_nodes=max_nodes,
+                stop_tokens=self._whole["stop_tokens"],
+            )  # fmt: skip
+
+    def outputs(self, rows: slice, logprobs: bool) -> Sampled:
+        """Where sample_tokens writes the choices of these rows."""
+        tokens, log_probs, flags, *top = self.sampled
+        if self._top is None:
+            return Sampled(tokens[rows], log_probs[rows] if logprobs else None, flags[rows])
+        return Sampled(tokens[rows], log_probs[rows], flags[rows], *(tensor[rows] for tensor in top))
+
+    def constrained(self, rows: slice, tree: DraftTree, tree_rows: slice) -> dict[str, Any]:
+        """Arguments of sample_tokens for what these rows ask for; their trees are `tree_rows` of `tree`."""
+        if self.constraints is None:
+            return {}
+        tree = DraftTree(*(tensor[tree_rows] for tensor in tree))
+        asked = [(request.tokens, request.stop_tokens, request.params) for request in self.requests[rows]]
+        return {"tree": tree, "state": self.constraints.state(rows, tree, asked)}
+
+    def count(self, rows: slice) -> None:
+        """Takes what the rows emitted into account, for what comes after it."""
+        if self.constraints is not None:
+            self.constraints.count(rows, self.sampled.tokens[rows], self.path[rows])
+
     def read(self, rows: slice) -> list[Emitted]:
-        """What the rows emitted; the cycle's only transfer to the host."""
+        """What the rows emitted; the cycle's only transfer to the host, but for the n best."""
+        top = None if self._top is None else self._top.cpu().numpy()
         host = self._block.cpu().numpy()
         counts_at = len(host) - 3 * self._capacity
         choices = host[: 3 * self._plane].reshape(3, -1)
@@ -285,7 +350,12 @@ class Batch:
             at = row * self.width + paths[row, : num_accepted + 1]
             tokens, bits, flags = choices[:, at]
             log_probs = bits.view(np.float32).tolist()
+            best: list[TopLogprobs] = []
+            if top is not None:
+                ids, values = top[0, at].tolist(), top[1, at].view(np.float32).tolist()
+                best = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+            flagged = bool(flags.any())
             emitted.append(
-                Emitted(tokens.tolist(), log_probs, bool(flags.any()), num_accepted, finished, num_nodes)
+                Emitted(tokens.tolist(), log_probs, flagged, num_accepted, finished, num_nodes, best)
             )
         return emitted

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from eagle_decode.sequence import Chunk
+from eagle_decode.sequence import Chunk, Result
 from eagle_decode.text import TextStream
 
 DRAFTED = "bold green"
@@ -83,14 +83,30 @@ def table(
     return made
 
 
-def answers(console: Console, engine: Any, prompts: list, sampling: Any, speculate: bool) -> list[str]:
+def as_dict(prompt: str, result: Result) -> dict[str, Any]:
+    """What `--json` prints of a result."""
+    asked = {"logprobs": result.logprobs, "top_logprobs": result.top_logprobs}
+    return {
+        "prompt": prompt,
+        "text": result.text,
+        "tokens": result.tokens,
+        "finish_reason": result.finish_reason,
+        "stop_reason": result.stop_reason,
+        **{name: value for name, value in asked.items() if value is not None},
+        "metrics": result.metrics.to_dict(),
+    }
+
+
+def texts_with_progress(
+    console: Console, engine: Any, prompts: list, sampling: Any, speculate: bool
+) -> list[str]:
     """Text of every prompt's answer, with a progress bar over the tokens meanwhile."""
     from rich.progress import Progress
 
-    texts = [""] * len(prompts)
+    answers = [""] * len(prompts)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("tokens", total=len(prompts) * sampling.max_new_tokens)
         for chunk in engine.stream(prompts, sampling, speculate=speculate):
-            texts[chunk.request] += chunk.text or ""
+            answers[chunk.request] += chunk.text or ""
             progress.advance(task, len(chunk.tokens))
-    return texts
+    return answers
