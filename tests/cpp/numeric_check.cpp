@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 
+#include "common/float8.h"
 #include "common/numeric.h"
 #include "common/philox.h"
 
@@ -36,9 +37,9 @@ double ulp_error(float got, double exact) {
 
 // Around these every float is tried, whatever the stride: zeros, denormals, infinities, NaN, +-1, ends of the
 // ranges.
-constexpr float kSpecial[] = {0.0f,      -0.0f,   1.1754944e-38f, -1.1754944e-38f, INFINITY,
-                              -INFINITY, 1.0f,    -1.0f,          88.72f,          -87.33f,
-                              -103.97f,  -104.0f, 89.0f,          0.70710677f,     1.41421356f};
+constexpr float kSpecial[] = {0.0f,  -0.0f,       1.1754944e-38f, -1.1754944e-38f, INFINITY, -INFINITY,
+                              1.0f,  -1.0f,       88.72f,         -87.33f,         -103.97f, -104.0f,
+                              89.0f, 0.70710677f, 1.41421356f,    0.55f,           -0.55f};
 constexpr uint64_t kAround = 4096;
 
 template <class Function>
@@ -111,6 +112,16 @@ uint64_t falls_of_exp() {
   return falls;
 }
 
+// Every code to float; every STRIDE-th float to a code.
+void dump_e4m3(uint64_t stride) {
+  for (uint32_t i = 0; i < 256; ++i) {
+    const float x = eagle::to_float(eagle::float8_t{uint8_t(i)});
+    std::fwrite(&x, 4, 1, stdout);
+  }
+  for (uint64_t u = 0; u < (uint64_t{1} << 32); u += stride)
+    std::putchar(eagle::from_float<eagle::float8_t>(eagle::bits_float(uint32_t(u))).bits);
+}
+
 bool any(float) { return true; }
 // Below -87, exp(-x) overflows: sigmoid and silu go to zero where the exact results are below 1e-35.
 bool body(float x) { return !(x < -87.0f); }
@@ -126,20 +137,23 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (argc > 2) {
-    !std::strcmp(argv[2], "bf16") ? dump_conversions<eagle::bf16_t>(stride)
-                                  : dump_conversions<eagle::half_t>(stride);
+    if (!std::strcmp(argv[2], "bf16")) dump_conversions<eagle::bf16_t>(stride);
+    if (!std::strcmp(argv[2], "fp16")) dump_conversions<eagle::half_t>(stride);
+    if (!std::strcmp(argv[2], "e4m3")) dump_e4m3(stride);
     return 0;
   }
   using Exact = double (*)(double);
   const Exact exp64 = [](double x) { return std::exp(x); }, log64 = [](double x) { return std::log(x); };
   const Exact log1p64 = [](double x) { return std::log1p(x); };
   const Exact rsqrt64 = [](double x) { return 1.0 / std::sqrt(x); };
+  const Exact tanh64 = [](double x) { return std::tanh(x); };
   const Exact sigmoid64 = [](double x) { return 1.0 / (1.0 + std::exp(-x)); };
   const Exact silu64 = [](double x) { return x / (1.0 + std::exp(-x)); };
   sweep("exp", stride, [](float x) { return eagle::exp_f32(x); }, exp64, any);
   sweep("log", stride, [](float x) { return eagle::log_f32(x); }, log64, any);
   sweep("log1p", stride, [](float x) { return eagle::log1p_f32(x); }, log1p64, any);
   sweep("rsqrt", stride, [](float x) { return eagle::rsqrt_f32(x); }, rsqrt64, any);
+  sweep("tanh", stride, [](float x) { return eagle::tanh_f32(x); }, tanh64, any);
   sweep("sigmoid", stride, [](float x) { return eagle::sigmoid_f32(x); }, sigmoid64, body);
   sweep("silu", stride, [](float x) { return eagle::silu_f32(x); }, silu64, body);
   const Exact zero = [](double) { return 0.0; };
