@@ -11,7 +11,7 @@ import torch
 
 from eagle_cuda._allocate import empty, integer, shape_of
 from eagle_cuda._extension import _C
-from eagle_cuda.kv_cache import KVCache, refuse_scales
+from eagle_cuda.kv_cache import KVCache
 
 _append_kv = _C.append_kv
 _tree_attention = _C.tree_attention
@@ -43,8 +43,9 @@ def append_kv(
 ) -> Any:
     """Normalises and rotates q and k of every node, writes k and v into the cache, returns the rotated q.
 
-    q: [B, N, Hq, D]; k, v: [B, N, Hkv, D], of the cache's dtype. Node i of request b is written at row
-        seq_lens[b] + i and rotated for position seq_lens[b] + depths[b, i].
+    q: [B, N, Hq, D]; k, v: [B, N, Hkv, D], of the cache's dtype, or any of float32, bfloat16 and float16 for
+        a cache of float8_e4m3fn. Node i of request b is written at row seq_lens[b] + i and rotated for
+        position seq_lens[b] + depths[b, i].
     seq_lens, num_nodes: [B] int32; depths: [B, N] int32. Nodes at and beyond num_nodes are left alone.
     cos, sin: [max_positions, rotary_dim / 2] float32 (`rope_table`), or None: no rotation. Positions beyond
         the table take its last row: make it long enough.
@@ -53,10 +54,15 @@ def append_kv(
     q_norm, k_norm: [D], weights of an RMS norm over each head before the rotation (Qwen3), with `eps`.
     q_out: [B, N, Hq, D], may be q.
 
-    Arithmetic in float32, rounded once. Raises ValueError for wrong shapes, dtypes, layouts or devices.
+    Arithmetic in float32, rounded once. A cache of float8_e4m3fn receives codes round(x / scale), to nearest
+    even and within +-448. With factors for rows and heads the scale is max |x| / 448 of the row and head, and
+    is written too: 0 for zeros; NaN, with codes 0, where the row holds NaN or an infinity. With a factor for
+    the tensor, which must be above 0, that one is used: infinities become +-448, NaN stays NaN.
+
+    Raises ValueError for wrong shapes, dtypes, layouts or devices, for a cache of float8_e4m3fn without both
+    factors and for any other with one.
     Source: Su et al., RoFormer, arXiv 2104.09864.
     """
-    refuse_scales(cache)
     if q_out is None:
         q_out = _empty_like(q)
     _append_kv(
@@ -76,6 +82,8 @@ def append_kv(
         k_norm,
         eps,
         q_out,
+        k_scale=cache.k_scale,
+        v_scale=cache.v_scale,
     )
     return q_out
 
@@ -89,20 +97,25 @@ def tree_attention(
     mask: Any,
     softmax_scale: float | None = None,
     window: int = 0,
+    logit_softcap: float = 0.0,
+    sinks: Any = None,
     out: Any = None,
     lse: Any = None,
     workspace: Any = None,
 ) -> Any:
     """Attention of every tree node to the seq_lens[b] committed rows, to its ancestors and to itself.
 
-    q: [B, N, Hq, D], rotated (`append_kv`); Hq a multiple of the cache's heads, D one of 64, 80, 96, 128,
-        192, 256.
+    q: [B, N, Hq, D], rotated (`append_kv`), of the cache's dtype, or any of float32, bfloat16 and float16 for
+        a cache of float8_e4m3fn; Hq a multiple of the cache's heads, D one of 64, 80, 96, 128, 192, 256.
     seq_lens, num_nodes: [B] int32. Node i of request b has its key at row seq_lens[b] + i.
     mask: [B, N, ceil(N / 32)] int32, ancestor-or-self bits. A node always sees itself.
     softmax_scale: default 1 / sqrt(D). window: a node sees the last `window` positions, itself included; 0:
         all.
+    logit_softcap: scaled scores s become cap * tanh(s / cap) (Gemma 2); 0: they stay.
+    sinks: None, or [Hq] float32, learned logits of the heads that join the denominators of their softmax and
+        have no value (gpt-oss): whatever the window, and not subject to the cap.
     out: [B, N, Hq, D]; rows at and beyond num_nodes are left alone. lse: [B, N, Hq] float32, receives the
-        natural log of the sum of exponentials.
+        natural log of the sum of exponentials, the sink's included.
     workspace: None, or uint8 [`tree_attention_workspace_bytes`] on the device of q, used by one call at a
         time. None takes one that is kept for each device and stream and grows as needed: give your own where
         a CUDA graph captures the call, so that its memory lives as long as the graph.
@@ -110,12 +123,12 @@ def tree_attention(
     A node's ancestors count as standing at positions seq_lens[b], seq_lens[b] + 1, ... in order of depth,
     wherever they lie (on CUDA, forks at most 31 levels above it; beyond, its row is NaN, float32 apart; a
     trunk or a chain may be longer): its result is bit for bit that of plain decoding after the same
-    tokens, in any batch, tree, page layout and number of threads. Raises ValueError for wrong shapes, dtypes,
-    layouts, devices or head sizes.
+    tokens, in any batch, tree, page layout and number of threads. Of a cache of float8_e4m3fn, k's factor
+    multiplies the score and v's the value. Raises ValueError for wrong shapes, dtypes, layouts, devices or
+    head sizes, for a cache of float8_e4m3fn without both factors and for any other with one.
     Source: Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv 1805.02867; Dao et al.,
-        arXiv 2205.14135.
+        arXiv 2205.14135. Soft cap: Gemma 2, arXiv 2408.00118. Sinks: OpenAI, gpt-oss, arXiv 2508.10925.
     """
-    refuse_scales(cache)
     if softmax_scale is None:
         softmax_scale = 1.0 / math.sqrt(max(shape_of("q", q, 4)[3], 1))
     if out is None:
@@ -135,6 +148,10 @@ def tree_attention(
         out,
         lse,
         workspace,
+        logit_softcap=logit_softcap,
+        sinks=sinks,
+        k_scale=cache.k_scale,
+        v_scale=cache.v_scale,
     )
     return out
 

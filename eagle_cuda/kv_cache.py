@@ -15,13 +15,15 @@ _compact_kv = _C.compact_kv
 class KVCache(NamedTuple):
     """One layer's keys and values. Row t of request b: slot t % page_size of `page_table[b, t // page_size]`.
 
-    k, v: [num_pages, page_size, num_kv_heads, head_dim], float32, bfloat16 or float16; any outer strides, the
-        last dimension contiguous.
+    k, v: [num_pages, page_size, num_kv_heads, head_dim], float32, bfloat16, float16 or float8_e4m3fn; any
+        outer strides, the last dimension contiguous.
     page_table: [B, max_pages] int32, or None for a contiguous cache: request b owns page b. Rows of pages
         outside [0, num_pages) are neither read nor written.
-    k_scale, v_scale: None, or [num_pages, page_size, num_kv_heads] float32, the last dimension contiguous: a
-        factor for each row and head of a cache of 1-byte elements (float8_e4m3fn, int8, uint8). `compact_kv`
-        takes such caches and moves the factors with their rows; attention and the draft refuse them.
+    k_scale, v_scale: None, or the factors of a cache of 1-byte elements (float8_e4m3fn, int8, uint8), both of
+        one kind. [num_pages, page_size, num_kv_heads] float32, the last dimension contiguous: one for each
+        row and head, which `append_kv` writes and `compact_kv` moves with the rows. [1] float32: one for the
+        whole tensor, given by the caller and never written. Attention takes float8_e4m3fn with both factors,
+        for queries of float32, bfloat16 or float16; the draft takes no factors.
     """
 
     k: Any
@@ -41,10 +43,12 @@ class KVCache(NamedTuple):
         page_size: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        row_scales: bool = False,
     ) -> KVCache:
         """A cache for `batch_size` requests of up to `max_rows` rows each, uninitialised.
 
         page_size None: contiguous. Otherwise as many pages as all requests need, dealt out to them in order.
+        row_scales: with k_scale and v_scale for each row and head.
         """
         if page_size is None:
             shape = (batch_size, max_rows, num_kv_heads, head_dim)
@@ -57,6 +61,7 @@ class KVCache(NamedTuple):
             torch.empty(shape, dtype=dtype, device=device),
             torch.empty(shape, dtype=dtype, device=device),
             table,
+            *(torch.empty(shape[:3], device=device) for _ in range(2 * row_scales)),
         )
 
 
@@ -76,7 +81,7 @@ def refuse_scales(*caches: Any) -> None:
     for cache in caches:
         for name in ("k_scale", "v_scale"):
             if getattr(cache, name, None) is not None:
-                raise ValueError(f"{name}: expected None (attention reads no scales), got a tensor")
+                raise ValueError(f"{name}: expected None (the draft reads no scales), got a tensor")
 
 
 def compact_kv(
@@ -96,7 +101,7 @@ def compact_kv(
 
     caches: one KVCache a layer, of float32, bfloat16, float16, int32, int8, uint8, bool or
         float8_e4m3fn, no memory twice. All share one page table: `page_table`, or
-        that of the first cache.
+        that of the first cache. Factors for a whole tensor stay as they are.
     path: [B, P] int32, node indices from the root, as `verify` returns them.
     num_accepted, seq_lens: [B] int32; seq_lens as before acceptance.
     max_nodes: nodes that a tree may have, 1 to 256.

@@ -39,38 +39,57 @@ class Request:
     q: torch.Tensor  # [nodes, Hq, D]
     k: torch.Tensor  # [seq_len + nodes, Hkv, D]
     v: torch.Tensor
+    k_scale: torch.Tensor | None = None  # of float8 codes: [rows, Hkv], or [1] of the tensor
+    v_scale: torch.Tensor | None = None
+
+    def numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values as they count, float64 where they are codes."""
+        if self.k_scale is None:
+            return self.k, self.v
+        pairs = ((self.k, self.k_scale), (self.v, self.v_scale))
+        return tuple(x.double() * (s if s.ndim == 1 else s[..., None]) for x, s in pairs)
+
+    def moved(self, seq_len: int, parents: list[int], slots: list[int], rows: list[int]) -> Request:
+        """The queries of `slots` and the keys of `rows`."""
+        scales = (s if s is None or s.ndim == 1 else s[rows] for s in (self.k_scale, self.v_scale))
+        k, v = (
+            x.view(torch.uint8)[rows].view(x.dtype) if x.itemsize == 1 else x[rows] for x in (self.k, self.v)
+        )
+        return Request(seq_len, parents, self.q[slots], k, v, *scales)
 
     def path(self, node: int) -> Request:
         """The chain of the node's ancestors: the same keys at the same positions, in other slots."""
         slots = reference.ancestors(self.parents, node)
         rows = list(range(self.seq_len)) + [self.seq_len + s for s in slots]
-        return Request(self.seq_len, chain(len(slots)), self.q[slots], self.k[rows], self.v[rows])
+        return self.moved(self.seq_len, chain(len(slots)), slots, rows)
 
     def plain(self, node: int) -> Request:
         """Plain decoding: a one-node tree, the node's ancestors already committed."""
         p = self.path(node)
-        return Request(len(p.k) - 1, [-1], p.q[-1:], p.k, p.v)
+        return Request(len(p.k) - 1, [-1], p.q[-1:], p.k, p.v, p.k_scale, p.v_scale)
 
     def permuted(self, order: list[int]) -> Request:
         """Slot i holds what was in slot order[i]."""
         slot_of = {old: new for new, old in enumerate(order)}
         rows = list(range(self.seq_len)) + [self.seq_len + s for s in order]
         parents = [-1 if self.parents[s] < 0 else slot_of[self.parents[s]] for s in order]
-        return Request(self.seq_len, parents, self.q[order], self.k[rows], self.v[rows])
+        return self.moved(self.seq_len, parents, order, rows)
 
 
-def random_request(seq_len, parents, heads, kv_heads, dim, dtype, generator) -> Request:
+def random_request(seq_len, parents, heads, kv_heads, dim, dtype, generator, codes="none") -> Request:
+    """codes: keys and values of `dtype` ("none"), or float8 with scales of "rows" or of the "tensor"."""
+
     def draw(*shape):
         return torch.randn(shape, generator=generator).to(dtype)
 
     rows = seq_len + len(parents)
-    return Request(
-        seq_len,
-        parents,
-        2 * draw(len(parents), heads, dim),
-        draw(rows, kv_heads, dim),
-        draw(rows, kv_heads, dim),
-    )
+    q, k, v = 2 * draw(len(parents), heads, dim), draw(rows, kv_heads, dim), draw(rows, kv_heads, dim)
+    if codes == "none":
+        return Request(seq_len, parents, q, k, v)
+    k, v = (x * torch.rand(rows, kv_heads, 1, generator=generator).add(0.5) for x in (k, v))
+    given = (torch.tensor([0.011]), torch.tensor([0.013])) if codes == "tensor" else (None, None)
+    (k, k_scale), (v, v_scale) = (reference.encode(x, s) for x, s in zip((k, v), given))
+    return Request(seq_len, parents, q, k, v, k_scale, v_scale)
 
 
 def build_cache(
@@ -96,11 +115,33 @@ def build_cache(
             page = int(table[b, row // size])
             k[page, row % size] = request.k[row]
             v[page, row % size] = request.v[row]
-    return KVCache(k, v, table[:, : pages + 1] if page_size else None)
+    table = table[:, : pages + 1] if page_size else None
+    if requests and requests[0].k_scale is not None:
+        return KVCache(
+            k, v, table, *(build_scales(requests, k, table, name) for name in ("k_scale", "v_scale"))
+        )
+    return KVCache(k, v, table)
 
 
-def attend_batch(requests: list[Request], *, page_size=None, seed=0, window=0, width=None, masks=None):
-    """Runs the op; returns (out, lse) of each request's nodes."""
+def build_scales(
+    requests: list[Request], k: torch.Tensor, table: torch.Tensor | None, name: str
+) -> torch.Tensor:
+    """The tensor's own, or of rows: NaN where no request has a row, strides of their own."""
+    if getattr(requests[0], name).ndim == 1:
+        return getattr(requests[0], name)
+    pages, size, heads = k.shape[:3]
+    scale = torch.full((pages, size + 2, heads + 1), NAN)[:, :size, :heads]
+    for b, request in enumerate(requests):
+        for row, of_heads in enumerate(getattr(request, name)):
+            page = b if table is None else int(table[b, row // size])
+            scale[page, row % size] = of_heads
+    return scale
+
+
+def attend_batch(
+    requests: list[Request], *, page_size=None, seed=0, window=0, width=None, masks=None, **options
+):
+    """Runs the op; returns (out, lse) of each request's nodes. options: logit_softcap, sinks."""
     heads, dim = requests[0].q.shape[1:]
     dtype = requests[0].q.dtype
     width = width or max(len(r.parents) for r in requests)
@@ -123,6 +164,7 @@ def attend_batch(requests: list[Request], *, page_size=None, seed=0, window=0, w
         window=window,
         out=out,
         lse=lse,
+        **options,
     )
     for b, r in enumerate(requests):
         assert bool((out[b, len(r.parents) :] == 77.0).all()), "rows beyond num_nodes were written"
@@ -130,21 +172,26 @@ def attend_batch(requests: list[Request], *, page_size=None, seed=0, window=0, w
     return [(out[b, : len(r.parents)], lse[b, : len(r.parents)]) for b, r in enumerate(requests)]
 
 
-def check_against_fp64(request: Request, out, lse, window=0, missing=()) -> None:
+def check_against_fp64(
+    request: Request, out, lse, window=0, missing=(), logit_softcap=0.0, sinks=None
+) -> None:
     scale = 1.0 / math.sqrt(request.q.shape[-1])
+    k, v = request.numbers()
     want, naive = [], []
     for dtype, results in ((torch.float64, want), (torch.float32, naive)):
         for node in range(len(request.parents)):
             results.append(
                 reference.attend(
                     request.q[node],
-                    request.k,
-                    request.v,
+                    k,
+                    v,
                     request.seq_len,
                     reference.ancestors(request.parents, node),
                     scale=scale,
                     window=window,
                     missing=missing,
+                    softcap=logit_softcap,
+                    sinks=sinks,
                     dtype=dtype,
                 )
             )

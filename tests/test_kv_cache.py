@@ -511,13 +511,13 @@ def test_compact_kv_refuses_wrong_scales():
 
 
 def test_attention_refuses_what_it_cannot_read():
-    """One-byte caches and scales: by name, not silently."""
+    """Scales where there are no codes, codes without scales, other one-byte caches: by name, not silently."""
     q, kv = torch.zeros(1, 1, 2, 64), torch.zeros(1, 1, 2, 64)
     one = int32([1])
     for cache, words in {
-        random_cache(1, 8, dim=64, scales=True): "k_scale: expected None",
-        random_cache(1, 8, dim=64, scales=True)._replace(k_scale=None): "v_scale: expected None",
-        random_cache(1, 8, dim=64, dtype=torch.float8_e4m3fn): "k_cache: expected a dtype of float32.*float8",
+        random_cache(1, 8, dim=64, scales=True): "k_scale: expected none for a cache of float32",
+        random_cache(1, 8, dim=64, scales=True)._replace(k_scale=None): "v_scale: expected none for a cache",
+        random_cache(1, 8, dim=64, dtype=torch.float8_e4m3fn): "k_scale: expected one for a cache of float8",
         random_cache(1, 8, dim=64, dtype=torch.uint8): "k_cache: expected a dtype of float32.*uint8",
     }.items():
         with pytest.raises(ValueError, match=words):
@@ -531,3 +531,6 @@ def test_an_empty_one_byte_cache():
     assert cache.k.dtype == torch.float8_e4m3fn
     assert cache.k_scale is None
     assert KVCache(cache.k, cache.v) == (cache.k, cache.v, None, None, None)
+    cache = KVCache.empty(2, 8, 3, 16, page_size=4, dtype=torch.float8_e4m3fn, row_scales=True)
+    assert cache.k_scale.shape == cache.v_scale.shape == (4, 4, 3)
+    assert cache.k_scale.dtype == torch.float32

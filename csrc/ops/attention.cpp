@@ -12,16 +12,28 @@ namespace {
 
 constexpr int kMaxNodes = 256;
 
-// A cache that attention can compute with.
-void check_cache(const KVCacheView& c) {
-  check(c.dtype == DType::kFloat32 || c.dtype == DType::kBFloat16 || c.dtype == DType::kFloat16,
-        "k_cache: expected a dtype of float32, bfloat16, float16, got ", name(c.dtype));
-  check(!c.k_scale, "k_scale: expected none (attention reads no scales), got one");
-  check(!c.v_scale, "v_scale: expected none (attention reads no scales), got one");
+// A cache that attention can compute with, beside queries of `dtype`.
+void check_cache(const KVCacheView& c, DType dtype) {
+  check(c.dtype == DType::kFloat32 || c.dtype == DType::kBFloat16 || c.dtype == DType::kFloat16 ||
+            c.dtype == DType::kFloat8E4M3,
+        "k_cache: expected a dtype of float32, bfloat16, float16, float8_e4m3fn, got ", name(c.dtype));
+  if (c.dtype == DType::kFloat8E4M3)
+    dispatch(FloatTypes{}, dtype, "q", [](auto) {});
+  else
+    check(dtype == c.dtype, "q: expected dtype ", name(c.dtype), ", got ", name(dtype));
   check(c.num_kv_heads >= 1, "k_cache: expected at least 1 key head, got ", c.num_kv_heads);
   check(c.page_size >= 1, "k_cache: expected a page size of at least 1, got ", c.page_size);
   check(c.num_pages >= 0, "k_cache: expected 0 or more pages, got ", c.num_pages);
   check(c.max_pages >= 0, "page_table: expected 0 or more pages a request, got ", c.max_pages);
+}
+
+void check_scales(const KVCacheView& c) {
+  const bool wanted = c.dtype == DType::kFloat8E4M3;
+  for (const bool keys : {true, false}) {
+    const bool given = keys ? c.k_scale : c.v_scale;
+    check(given == wanted, keys ? "k" : "v", "_scale: expected ", wanted ? "one" : "none", " for a cache of ",
+          name(c.dtype), ", got ", given ? "one" : "none");
+  }
 }
 
 void check_heads(int num_heads, int num_kv_heads) {
@@ -44,24 +56,23 @@ void copy_strides(const TensorView& t, int64_t (&strides)[3]) {
   for (int d = 0; d < 3; ++d) strides[d] = t.strides[d];
 }
 
+bool of_tensor(const TensorView& scale) { return scale.ndim == 1 && scale.shape[0] == 1; }
+
 void expect_scale(const char* what, const TensorView& scale, const TensorView& cache) {
-  Expect(what, scale)
-      .dtype(DType::kFloat32)
-      .shape({cache.shape[0], cache.shape[1], cache.shape[2]})
-      .last_dim_contiguous()
-      .same_device(cache);
+  Expect(what, scale).dtype(DType::kFloat32).same_device(cache);
+  if (of_tensor(scale)) return;
+  Expect(what, scale).shape({cache.shape[0], cache.shape[1], cache.shape[2]}).last_dim_contiguous();
 }
 
 }  // namespace
 
 void validate(const AppendKvParams& p) {
   check_sizes(p.batch_size, p.max_nodes);
-  check_cache(p.cache);
+  check_cache(p.cache, p.dtype);
+  check_scales(p.cache);
   check_heads(p.num_heads, p.cache.num_kv_heads);
   check(p.cache.head_dim >= 1 && p.cache.head_dim <= 256, "q: expected a head_dim of 1 to 256, got ",
         p.cache.head_dim);
-  check(p.dtype == p.cache.dtype, "q: expected the dtype of the cache, ", name(p.cache.dtype), ", got ",
-        name(p.dtype));
   check(p.rotary_dim >= 0 && p.rotary_dim <= p.cache.head_dim && p.rotary_dim % 2 == 0,
         "cos: expected an even number of rotated dimensions, at most head_dim = ", p.cache.head_dim, ", got ",
         p.rotary_dim);
@@ -72,13 +83,14 @@ void validate(const AppendKvParams& p) {
 
 void validate(const TreeAttentionParams& p) {
   check_sizes(p.batch_size, p.max_nodes);
-  check_cache(p.cache);
+  check_cache(p.cache, p.dtype);
+  check_scales(p.cache);
   check_heads(p.num_heads, p.cache.num_kv_heads);
-  check(p.dtype == p.cache.dtype, "q: expected the dtype of the cache, ", name(p.cache.dtype), ", got ",
-        name(p.dtype));
   dispatch(HeadDims{}, p.cache.head_dim, "head_dim", [](auto) {});
   check(p.window >= 0, "window: expected 0 (no limit) or more, got ", p.window);
   check(std::isfinite(p.softmax_scale), "softmax_scale: expected a finite number, got ", p.softmax_scale);
+  check(std::isfinite(p.logit_softcap) && p.logit_softcap >= 0.0f,
+        "logit_softcap: expected 0 (none) or a finite number above, got ", p.logit_softcap);
 }
 
 KVCacheView kv_cache_view(TensorView k_cache, TensorView v_cache, TensorView page_table, int64_t batch_size,
@@ -122,34 +134,48 @@ KVCacheView kv_cache_view(TensorView k_cache, TensorView v_cache, TensorView pag
     check(k_cache.shape[0] >= batch_size, "k_cache: expected a page for each of ", batch_size,
           " requests, since there is no page_table; got ", k_cache.shape[0]);
   }
+  // Scales without pages have no address, yet they are scales.
+  static constexpr float kNoRows[1] = {};
+  const auto scales = [](const TensorView& t) {
+    return t.data ? t.as<float>() : const_cast<float*>(kNoRows);
+  };
   if (k_scale.present()) {
     expect_scale("k_scale", k_scale, k_cache);
-    view.k_scale = k_scale.as<float>();
+    view.k_scale = scales(k_scale);
     view.k_scale_page_stride = k_scale.strides[0];
     view.k_scale_row_stride = k_scale.strides[1];
   }
   if (v_scale.present()) {
     expect_scale("v_scale", v_scale, v_cache);
-    view.v_scale = v_scale.as<float>();
+    view.v_scale = scales(v_scale);
     view.v_scale_page_stride = v_scale.strides[0];
     view.v_scale_row_stride = v_scale.strides[1];
   }
+  if (k_scale.present() && v_scale.present())
+    check(of_tensor(k_scale) == of_tensor(v_scale), "v_scale: expected ", of_tensor(k_scale) ? "one" : "no",
+          " factor for the whole tensor, as k_scale has, got shape ", of_tensor(v_scale) ? "[1]" : "of rows");
+  view.tensor_scales = of_tensor(k_scale) || of_tensor(v_scale);
   return view;
 }
 
 void append_kv(TensorView q, TensorView k, TensorView v, TensorView k_cache, TensorView v_cache,
                TensorView page_table, TensorView seq_lens, TensorView depths, TensorView num_nodes,
                TensorView cos, TensorView sin, bool interleaved, TensorView q_norm, TensorView k_norm,
-               float norm_eps, TensorView q_out, CUstream_st* stream) {
+               float norm_eps, TensorView q_out, TensorView k_scale, TensorView v_scale,
+               CUstream_st* stream) {
   Expect("q", q).rank(4).last_dim_contiguous();
   const int64_t batch = q.shape[0], nodes = q.shape[1], dim = q.shape[3];
   AppendKvParams p{};
-  p.cache = kv_cache_view(k_cache, v_cache, page_table, batch);
-  check_cache(p.cache);
+  p.cache = kv_cache_view(k_cache, v_cache, page_table, batch, k_scale, v_scale);
+  check_cache(p.cache, q.dtype);
+  check_scales(p.cache);
+  if (p.cache.k_scale && !p.cache.tensor_scales) {
+    Expect("k_scale", k_scale).writable();
+    Expect("v_scale", v_scale).writable();
+  }
   Expect("k_cache", k_cache).shape({-1, -1, -1, dim}).same_device(q).writable();
   Expect("v_cache", v_cache).writable();
   const int64_t kv_heads = k_cache.shape[2];
-  Expect("q", q).dtype(k_cache.dtype);
   Expect("k", k).dtype(q.dtype).shape({batch, nodes, kv_heads, dim}).last_dim_contiguous().same_device(q);
   Expect("v", v).dtype(q.dtype).shape({batch, nodes, kv_heads, dim}).last_dim_contiguous().same_device(q);
   Expect("q_out", q_out)
@@ -201,13 +227,13 @@ void append_kv(TensorView q, TensorView k, TensorView v, TensorView k_cache, Ten
 namespace {
 
 TreeAttentionParams queries_and_cache(TensorView q, TensorView k_cache, TensorView v_cache,
-                                      TensorView page_table) {
+                                      TensorView page_table, TensorView k_scale = {},
+                                      TensorView v_scale = {}) {
   Expect("q", q).rank(4).last_dim_contiguous();
   TreeAttentionParams p{};
-  p.cache = kv_cache_view(k_cache, v_cache, page_table, q.shape[0]);
-  check_cache(p.cache);
+  p.cache = kv_cache_view(k_cache, v_cache, page_table, q.shape[0], k_scale, v_scale);
+  check_cache(p.cache, q.dtype);
   Expect("k_cache", k_cache).shape({-1, -1, -1, q.shape[3]}).same_device(q);
-  Expect("q", q).dtype(k_cache.dtype);
   p.batch_size = as_int(q.shape[0], "q");
   p.max_nodes = as_int(q.shape[1], "q");
   p.num_heads = as_int(q.shape[2], "q");
@@ -221,7 +247,9 @@ TreeAttentionParams queries_and_cache(TensorView q, TensorView k_cache, TensorVi
 
 int64_t tree_attention_workspace_bytes(TensorView q, TensorView k_cache, TensorView v_cache,
                                        TensorView page_table) {
-  const TreeAttentionParams p = queries_and_cache(q, k_cache, v_cache, page_table);
+  TreeAttentionParams p = queries_and_cache(q, k_cache, v_cache, page_table);
+  float unread = 1.0f;  // sizes alone matter: any factor will do
+  if (p.cache.dtype == DType::kFloat8E4M3) p.cache.k_scale = p.cache.v_scale = &unread;
   validate(p);
   const DeviceGuard guard(q);
   return q.device == DeviceType::kCPU ? 0 : cuda::tree_attention_workspace_bytes(p);
@@ -229,8 +257,9 @@ int64_t tree_attention_workspace_bytes(TensorView q, TensorView k_cache, TensorV
 
 void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, TensorView page_table,
                     TensorView seq_lens, TensorView num_nodes, TensorView mask, float softmax_scale,
-                    int window, TensorView out, TensorView lse, TensorView workspace, CUstream_st* stream) {
-  TreeAttentionParams p = queries_and_cache(q, k_cache, v_cache, page_table);
+                    int window, TensorView out, TensorView lse, TensorView workspace, float logit_softcap,
+                    TensorView sinks, TensorView k_scale, TensorView v_scale, CUstream_st* stream) {
+  TreeAttentionParams p = queries_and_cache(q, k_cache, v_cache, page_table, k_scale, v_scale);
   const int64_t batch = q.shape[0], nodes = q.shape[1], heads = q.shape[2], dim = q.shape[3];
   Expect("seq_lens", seq_lens).dtype(DType::kInt32).shape({batch}).contiguous().same_device(q);
   Expect("num_nodes", num_nodes).dtype(DType::kInt32).shape({batch}).contiguous().same_device(q);
@@ -259,7 +288,12 @@ void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, Tensor
     p.workspace = workspace.data;
     p.workspace_bytes = workspace.shape[0];
   }
+  if (sinks.present()) {
+    Expect("sinks", sinks).dtype(DType::kFloat32).shape({heads}).contiguous().same_device(q);
+    p.sinks = sinks.as<const float>();
+  }
   p.softmax_scale = softmax_scale;
+  p.logit_softcap = logit_softcap;
   p.window = window;
   p.out = out.data;
   copy_strides(out, p.out_strides);

@@ -106,7 +106,7 @@ const KVCacheView* cache_views(const DraftHead& head, const std::vector<TensorVi
 void check_scales(const KVCacheView* caches, const DraftHead& head, int batch_size) {
   for (size_t i = 0; batch_size > 0 && i < head.layers.size(); ++i)
     check(!caches[i].k_scale && !caches[i].v_scale, "caches[", i,
-          "]: expected no scales (attention reads none)");
+          "]: expected no scales (the draft reads none)");
 }
 
 void expect_tree(const DraftTreeViews& tree, int64_t B, int64_t N, const DraftHead& head) {

@@ -28,10 +28,13 @@ void check_cache(const KVCacheView& c, const KVCacheView& first, int i) {
 void check_distinct(const std::vector<KVCacheView>& caches) {
   std::vector<const void*> begins;
   begins.reserve(4 * caches.size());
-  for (const KVCacheView& c : caches)
+  for (const KVCacheView& c : caches) {
+    const bool moves = !c.tensor_scales;  // the scales too
     for (const void* data : {static_cast<const void*>(c.k), static_cast<const void*>(c.v),
-                             static_cast<const void*>(c.k_scale), static_cast<const void*>(c.v_scale)})
+                             static_cast<const void*>(moves ? c.k_scale : nullptr),
+                             static_cast<const void*>(moves ? c.v_scale : nullptr)})
       if (data && c.num_pages > 0 && c.num_kv_heads > 0 && c.head_dim > 0) begins.push_back(data);
+  }
   std::sort(begins.begin(), begins.end());
   check(std::adjacent_find(begins.begin(), begins.end()) == begins.end(),
         "k_caches, v_caches: expected every cache once, got two that begin at the same address");
@@ -72,8 +75,8 @@ void compact_kv(const std::vector<TensorView>& k_caches, const std::vector<Tenso
     caches.push_back(kv_cache_view(k_caches[i], v_caches[i], page_table, batch, k_scale, v_scale));
     Expect("k_cache", k_caches[i]).same_device(path).writable();
     Expect("v_cache", v_caches[i]).writable();
-    if (k_scale.present()) Expect("k_scale", k_scale).writable();
-    if (v_scale.present()) Expect("v_scale", v_scale).writable();
+    if (k_scale.present() && !caches.back().tensor_scales) Expect("k_scale", k_scale).writable();
+    if (v_scale.present() && !caches.back().tensor_scales) Expect("v_scale", v_scale).writable();
   }
   check_distinct(caches);
   CompactKvParams p{};

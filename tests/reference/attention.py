@@ -26,7 +26,9 @@ def mask_words(parents: list[int], width: int) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int32).reshape(width, -(-width // 32))
 
 
-def attend(q, k, v, seq_len, slots, *, scale, window=0, missing=(), dtype=torch.float64):
+def attend(
+    q, k, v, seq_len, slots, *, scale, window=0, missing=(), softcap=0.0, sinks=None, dtype=torch.float64
+):
     """One node: (out, lse). q [Hq, D]; k, v [rows, Hkv, D]; slots: its ancestors and itself, root first."""
     rows = list(range(seq_len)) + [seq_len + slot for slot in slots]  # index = position
     first = max(0, len(rows) - window) if window else 0
@@ -35,8 +37,27 @@ def attend(q, k, v, seq_len, slots, *, scale, window=0, missing=(), dtype=torch.
     keys = k[seen].to(dtype).repeat_interleave(group, dim=1)
     values = v[seen].to(dtype).repeat_interleave(group, dim=1)
     scores = torch.einsum("hd,khd->hk", q.to(dtype), keys) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if sinks is not None:  # one more key without a value
+        scores = torch.cat([scores, sinks.to(dtype)[:, None]], dim=-1)
+        values = torch.cat([values, torch.zeros(1, *values.shape[1:], dtype=dtype)])
     weights = torch.softmax(scores, dim=-1)
     return torch.einsum("hk,khd->hd", weights, values), torch.logsumexp(scores, dim=-1)
+
+
+def encode(x, scale=None):
+    """(codes, scale) of x [..., D] as float8_e4m3fn. scale: the tensor's; None: one a row, max |x| / 448,
+    0 for a row of zeros, NaN for one that is not finite; both have codes 0."""
+    x = x.float()
+    if scale is None:
+        largest = x.abs().amax(dim=-1)
+        scale = torch.where(torch.isfinite(x).all(dim=-1), largest / 448.0, math.nan)
+        by = scale[..., None]
+    else:
+        by = scale
+    codes = torch.where(by > 0, x / by, 0.0).clamp(-448.0, 448.0)
+    return codes.to(torch.float8_e4m3fn), scale
 
 
 def rotate(x, position, cos, sin, *, interleaved=False, norm=None, eps=1e-6, dtype=torch.float64):

@@ -1,6 +1,7 @@
 // The kernel of append_kernels.h; included once by each append_rows_<instruction set>.cpp. Internal linkage
 // (cpu/isa.h).
 #include "common/numeric.h"
+#include "common/quantize.h"
 #include "cpu/attention/append_kernels.h"
 
 namespace eagle::cpu {
@@ -40,26 +41,51 @@ EAGLE_INLINE void rotate_head(const RotateParams& p, float* x) {
   }
 }
 
-template <class T>
-void rotate_heads(const RotateParams& p, int heads, const void* x, int64_t x_stride, void* out,
-                  int64_t out_stride) {
+// Calls f(head, row) with each head's elements, normed and rotated.
+template <class T, class F>
+EAGLE_INLINE void for_each_head(const RotateParams& p, int heads, const void* x, int64_t x_stride, F f) {
   float weight[kMaxAppendHeadDim], row[kMaxAppendHeadDim];
   if (p.norm)
     for (int d = 0; d < p.head_dim; ++d) weight[d] = to_float(static_cast<const T*>(p.norm)[d]);
   for (int head = 0; head < heads; ++head) {
     const T* from = static_cast<const T*>(x) + head * x_stride;
-    T* to = static_cast<T*>(out) + head * out_stride;
     for (int d = 0; d < p.head_dim; ++d) row[d] = to_float(from[d]);
     if (p.norm) norm_head(weight, p.norm_eps, p.head_dim, row);
     rotate_head(p, row);
-    for (int d = 0; d < p.head_dim; ++d) to[d] = from_float<T>(row[d]);
+    f(head, row);
   }
 }
 
-EAGLE_INLINE RotateHeads rotate_heads(DType dtype) {
-  return dtype == DType::kFloat32    ? &rotate_heads<float>
-         : dtype == DType::kBFloat16 ? &rotate_heads<bf16_t>
-                                     : &rotate_heads<half_t>;
+template <class T>
+void rotate_heads(const RotateParams& p, int heads, const void* x, int64_t x_stride, void* out,
+                  int64_t out_stride) {
+  for_each_head<T>(p, heads, x, x_stride, [&](int head, const float* row) {
+    T* to = static_cast<T*>(out) + head * out_stride;
+    for (int d = 0; d < p.head_dim; ++d) to[d] = from_float<T>(row[d]);
+  });
+}
+
+template <class T>
+void encode_heads(const RotateParams& p, int heads, const void* x, int64_t x_stride, const CodeHeads& to) {
+  for_each_head<T>(p, heads, x, x_stride, [&](int head, const float* row) {
+    if (!to.given) {
+      uint32_t largest = 0;
+      for (int d = 0; d < p.head_dim; ++d) {
+        const uint32_t magnitude = magnitude_bits(row[d]);
+        largest = magnitude > largest ? magnitude : largest;
+      }
+      to.scales[head] = quantize_scale(largest, kFloat8Max);
+    }
+    const float scale = to.scales[to.given ? 0 : head];
+    float8_t* codes = static_cast<float8_t*>(to.out) + head * to.out_stride;
+    for (int d = 0; d < p.head_dim; ++d) codes[d] = quantize_float8(row[d], scale);
+  });
+}
+
+EAGLE_INLINE AppendKernels append_kernels(DType dtype) {
+  return dtype == DType::kFloat32    ? AppendKernels{&rotate_heads<float>, &encode_heads<float>}
+         : dtype == DType::kBFloat16 ? AppendKernels{&rotate_heads<bf16_t>, &encode_heads<bf16_t>}
+                                     : AppendKernels{&rotate_heads<half_t>, &encode_heads<half_t>};
 }
 
 }  // namespace

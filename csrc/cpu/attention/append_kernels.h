@@ -16,12 +16,29 @@ struct RotateParams {
 
 inline constexpr int kMaxAppendHeadDim = 256;
 
+// Where the codes of heads go, and their scales: `scales[head]`, or one for all that is given.
+struct CodeHeads {
+  void* out;
+  int64_t out_stride;
+  float* scales;
+  bool given;
+};
+
 // Norm and rotation of `heads` heads from x to out, which may be x.
 using RotateHeads = void (*)(const RotateParams& p, int heads, const void* x, int64_t x_stride, void* out,
                              int64_t out_stride);
 
-RotateHeads rotate_heads_generic(DType dtype);
-RotateHeads rotate_heads_avx2(DType dtype);
-RotateHeads rotate_heads_avx512(DType dtype);
+// The same to float8 codes.
+using EncodeHeads = void (*)(const RotateParams& p, int heads, const void* x, int64_t x_stride,
+                             const CodeHeads& to);
+
+struct AppendKernels {
+  RotateHeads rotate;
+  EncodeHeads encode;
+};
+
+AppendKernels append_kernels_generic(DType dtype);
+AppendKernels append_kernels_avx2(DType dtype);
+AppendKernels append_kernels_avx512(DType dtype);
 
 }  // namespace eagle::cpu

@@ -34,6 +34,7 @@ void append_kv(const AppendKvParams& p) {
   append_rows({.rows = rows,
                .num_rows = num_rows,
                .num_heads = p.num_heads,
+               .dtype = p.dtype,
                .rotary_dim = p.rotary_dim,
                .interleaved = p.interleaved,
                .max_positions = p.max_positions,

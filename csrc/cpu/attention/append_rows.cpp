@@ -12,14 +12,14 @@
 namespace eagle::cpu {
 namespace {
 
-RotateHeads choose_kernel(DType dtype) {
+AppendKernels choose_kernels(DType dtype) {
   switch (isa()) {
     case Isa::kGeneric:
-      return rotate_heads_generic(dtype);
+      return append_kernels_generic(dtype);
     case Isa::kAvx2:
-      return rotate_heads_avx2(dtype);
+      return append_kernels_avx2(dtype);
     default:
-      return rotate_heads_avx512(dtype);
+      return append_kernels_avx512(dtype);
   }
 }
 
@@ -37,8 +37,9 @@ void copy_heads(const char* from, int64_t from_stride, char* to, int64_t to_stri
 
 void append_rows(const AppendRowsParams& p) {
   const KVCacheView& cache = p.cache;
-  const RotateHeads rotate = choose_kernel(cache.dtype);
-  const int64_t size = element_size(cache.dtype);
+  const AppendKernels kernels = choose_kernels(p.dtype);
+  const bool encodes = cache.dtype == DType::kFloat8E4M3;
+  const int64_t size = element_size(p.dtype);
   const int half = p.rotary_dim / 2;
   const auto append = [&](const AppendRow& row) {
     const int64_t position = p.rotary_dim ? std::clamp(row.position, 0, p.max_positions - 1) : 0;
@@ -49,11 +50,19 @@ void append_rows(const AppendRowsParams& p) {
                    .norm = p.q_norm,
                    .cos = p.cos + position * half,
                    .sin = p.sin + position * half};
-    if (row.q) rotate(r, p.num_heads, row.q, p.q_head_stride, row.q_out, p.q_out_head_stride);
+    if (row.q) kernels.rotate(r, p.num_heads, row.q, p.q_head_stride, row.q_out, p.q_out_head_stride);
     const CacheRow to = cache_row(cache, row.request, row.cache_row);
     if (!to.k) return;
     r.norm = p.k_norm;
-    rotate(r, cache.num_kv_heads, row.k, p.k_head_stride, to.k, cache.k_head_stride);
+    if (encodes) {
+      kernels.encode(r, cache.num_kv_heads, row.k, p.k_head_stride,
+                     {to.k, cache.k_head_stride, k_scales(cache, to), cache.tensor_scales});
+      RotateParams as_it_is{};
+      as_it_is.head_dim = cache.head_dim;
+      return kernels.encode(as_it_is, cache.num_kv_heads, row.v, p.v_head_stride,
+                            {to.v, cache.v_head_stride, v_scales(cache, to), cache.tensor_scales});
+    }
+    kernels.rotate(r, cache.num_kv_heads, row.k, p.k_head_stride, to.k, cache.k_head_stride);
     copy_heads(static_cast<const char*>(row.v), p.v_head_stride * size, to.v, cache.v_head_stride * size,
                cache.num_kv_heads, cache.head_dim * size);
   };

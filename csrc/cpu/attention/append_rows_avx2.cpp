@@ -3,6 +3,6 @@
 
 namespace eagle::cpu {
 
-RotateHeads rotate_heads_avx2(DType dtype) { return rotate_heads(dtype); }
+AppendKernels append_kernels_avx2(DType dtype) { return append_kernels(dtype); }
 
 }  // namespace eagle::cpu

@@ -3,6 +3,6 @@
 
 namespace eagle::cpu {
 
-RotateHeads rotate_heads_generic(DType dtype) { return rotate_heads(dtype); }
+AppendKernels append_kernels_generic(DType dtype) { return append_kernels(dtype); }
 
 }  // namespace eagle::cpu

@@ -38,6 +38,8 @@ AttendNode resolve(const AttendRow& row, int window, int64_t capacity) {
   return node;
 }
 
+alignas(64) constexpr float kNoValue[kMaxHeadDim] = {};  // that of a sink
+
 // ---- folding ----------------------------------------------------------------------------------------------
 
 void fold_into(const AttendJob& job, const AttendPartial& a, const AttendPartial& b, int row, bool empty) {
@@ -64,16 +66,26 @@ void fold_chunk(const AttendJob& job, const AttendTile& tile, int chunk, const A
 }
 
 void write_results(const AttendJob& job, const AttendTile& tile, int kv_head, const AttendPartial& total) {
-  const int64_t size = element_size(job.p.cache.dtype);
+  const int64_t size = element_size(job.p.dtype);
   for (int n = 0; n < tile.num_nodes; ++n) {
     const AttendNode& node = job.nodes[tile.first_node + n];
     const bool empty = node.first_chunk >= node.end_chunk;
     for (int g = 0; g < job.group; ++g) {
       const int r = n * job.group + g, head = kv_head * job.group + g;
       char* out = static_cast<char*>(node.row->out) + head * job.p.out_head_stride * size;
-      if (empty) std::fill_n(total.out + int64_t{r} * job.head_dim, job.head_dim, 0.0f);
-      const float sum = empty ? 0.0f : total.sum[r];
-      job.kernels.finish(total.out + int64_t{r} * job.head_dim, sum, job.head_dim, out);
+      float* x = total.out + int64_t{r} * job.head_dim;
+      if (empty) {
+        std::fill_n(x, job.head_dim, 0.0f);
+        total.max[r] = kMinusInfinity;
+        total.sum[r] = 0.0f;
+      }
+      if (job.p.sinks) {
+        const float one = 1.0f;
+        job.kernels.fold(1, job.head_dim, total.max + r, total.sum + r, x, job.p.sinks + head, &one,
+                         kNoValue);
+      }
+      const float sum = total.sum[r];
+      job.kernels.finish(x, sum, job.head_dim, out);
       if (node.row->lse) node.row->lse[head] = sum == 0.0f ? kMinusInfinity : total.max[r] + log_f32(sum);
     }
   }
@@ -91,7 +103,7 @@ void run_piece(const AttendJob& job, int64_t piece) {
   const int chunks = tile.end_chunk - tile.first_chunk;
   if (split > 0 && split >= chunks) return;
 
-  const int64_t size = element_size(job.p.cache.dtype);
+  const int64_t size = element_size(job.p.dtype);
   float* q = scratch<float, QuerySlot>(int64_t{job.max_rows} * job.head_dim);
   for (int r = 0; r < tile.num_nodes * job.group; ++r) {
     const int head = kv_head * job.group + r % job.group;
@@ -119,14 +131,14 @@ void run_piece(const AttendJob& job, int64_t piece) {
   write_results(job, tile, kv_head, total);
 }
 
-const AttendKernels& choose_kernels(DType dtype) {
+const AttendKernels& choose_kernels(DType dtype, bool codes) {
   switch (isa()) {
     case Isa::kGeneric:
-      return attend_kernels_generic(dtype);
+      return attend_kernels_generic(dtype, codes);
     case Isa::kAvx2:
-      return attend_kernels_avx2(dtype);
+      return attend_kernels_avx2(dtype, codes);
     default:
-      return attend_kernels_avx512(dtype);
+      return attend_kernels_avx512(dtype, codes);
   }
 }
 
@@ -163,7 +175,7 @@ void attend(const AttendParams& p) {
   }
 
   AttendJob job{p,
-                choose_kernels(p.cache.dtype),
+                choose_kernels(p.dtype, p.cache.dtype == DType::kFloat8E4M3),
                 group,
                 p.cache.head_dim,
                 max_nodes * group,

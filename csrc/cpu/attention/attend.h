@@ -26,16 +26,17 @@ struct AppendRowsParams {
   const AppendRow* rows;
   int num_rows;
   int num_heads;  // Hq
+  DType dtype;    // of q, k, v, q_out and, unless that has codes, the cache
   int rotary_dim;
   bool interleaved;
   int max_positions;
   float norm_eps;
   int64_t q_head_stride, k_head_stride, v_head_stride, q_out_head_stride;  // elements
-  const void* q_norm;  // [D] dtype of the cache, or nullptr
+  const void* q_norm;                                                      // [D] dtype of q, or nullptr
   const void* k_norm;
   const float* cos;  // [max_positions, rotary_dim / 2]
   const float* sin;
-  KVCacheView cache;  // its dtype is that of q, k, v and q_out
+  KVCacheView cache;
 };
 
 void append_rows(const AppendRowsParams& p);
@@ -61,10 +62,13 @@ struct AttendParams {
   const AttendRow* rows;
   int num_rows;
   int num_heads;  // Hq, a multiple of cache.num_kv_heads
+  DType dtype;    // of q, out and, unless that has codes, the cache
   float softmax_scale;
+  float logit_softcap;                     // of scaled scores; 0: none
   int window;                              // keys at positions > position - window; 0: no limit
+  const float* sinks;                      // [Hq] or nullptr
   int64_t q_head_stride, out_head_stride;  // elements
-  KVCacheView cache;  // its dtype is that of q and out; head_dim as validate() of tree_attention
+  KVCacheView cache;                       // head_dim as validate() of tree_attention
 };
 
 // Neighbouring rows of one request share loaded keys and values, so keep a request's rows together.

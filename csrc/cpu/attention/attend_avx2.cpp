@@ -1,6 +1,7 @@
 // attend with AVX2, FMA and F16C.
 #include <immintrin.h>
 
+#include "common/float8.h"
 #include "common/numeric.h"
 #include "cpu/attention/attend_kernels.h"
 
@@ -20,6 +21,16 @@ struct Simd {
   }
   EAGLE_INLINE static Vector load(const half_t* x) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+  }
+  // As to_float(), by way of halves: those have the codes' exponents.
+  EAGLE_INLINE static Vector load(const float8_t* x) {
+    const __m128i code = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x)));
+    const __m128i magnitude = _mm_and_si128(code, _mm_set1_epi16(0x7f));
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(code, _mm_set1_epi16(0x80)), 8);
+    const __m128i nan =
+        _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
+    const __m128i half = _mm_or_si128(_mm_or_si128(sign, _mm_slli_epi16(magnitude, 7)), nan);
+    return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
   }
   EAGLE_INLINE static void store(float* out, Vector x) { _mm256_storeu_ps(out, x); }
   EAGLE_INLINE static Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
@@ -54,6 +65,8 @@ struct Simd {
 
 namespace eagle::cpu {
 
-const AttendKernels& attend_kernels_avx2(DType dtype) { return kernels(dtype); }
+const AttendKernels& attend_kernels_avx2(DType dtype, bool codes) {
+  return codes ? kernels<float8_t>(dtype) : kernels(dtype);
+}
 
 }  // namespace eagle::cpu

@@ -4,6 +4,7 @@
 // g++ 12 warns of the undefined register that its own intrinsics pass to an instruction that ignores it.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
+#include "common/float8.h"
 #include "common/numeric.h"
 #include "cpu/attention/attend_kernels.h"
 
@@ -23,6 +24,16 @@ struct Simd {
   }
   EAGLE_INLINE static Vector load(const half_t* x) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
+  }
+  // As to_float(), by way of halves: those have the codes' exponents.
+  EAGLE_INLINE static Vector load(const float8_t* x) {
+    const __m256i code = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+    const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(code, _mm256_set1_epi16(0x80)), 8);
+    const __m256i nan =
+        _mm256_and_si256(_mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7e00));
+    const __m256i half = _mm256_or_si256(_mm256_or_si256(sign, _mm256_slli_epi16(magnitude, 7)), nan);
+    return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
   }
   EAGLE_INLINE static void store(float* out, Vector x) { _mm512_storeu_ps(out, x); }
   EAGLE_INLINE static Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
@@ -84,6 +95,8 @@ struct Simd {
 
 namespace eagle::cpu {
 
-const AttendKernels& attend_kernels_avx512(DType dtype) { return kernels(dtype); }
+const AttendKernels& attend_kernels_avx512(DType dtype, bool codes) {
+  return codes ? kernels<float8_t>(dtype) : kernels(dtype);
+}
 
 }  // namespace eagle::cpu

@@ -19,27 +19,44 @@ struct ChunkRows {
   const void* v[kChunk];
   uint8_t missing[kChunk];
   bool any_missing;
+  float k_scale[kChunk];  // of codes; 0 where there is no row, whose scales nobody knows
+  float v_scale[kChunk];
 };
+
+// Factors of `count` rows from `first` on, for one head.
+void find_scales(const float* first, int64_t row_stride, bool of_tensor, int kv_head, int count, float* out) {
+  for (int j = 0; j < count; ++j) out[j] = of_tensor ? *first : first[j * row_stride + kv_head];
+}
 
 void find_rows(const AttendJob& job, int64_t request, int kv_head, int64_t position, int begin, int end,
                ChunkRows& rows) {
   const KVCacheView& cache = job.p.cache;
   const int64_t size = element_size(cache.dtype);
   const int first = begin / kLaneKeys * kLaneKeys, last = ceil_div(end, kLaneKeys) * kLaneKeys;
-  for (int j = first; j < begin; ++j) rows.k[j] = kZeroRow;
-  for (int j = end; j < last; ++j) rows.k[j] = kZeroRow;
+  for (int j = first; j < begin; ++j) rows.k[j] = kZeroRow, rows.k_scale[j] = 0.0f;
+  for (int j = end; j < last; ++j) rows.k[j] = kZeroRow, rows.k_scale[j] = 0.0f;
   rows.any_missing = false;
-  for_each_run(cache, request, position + begin, position + end, [&](int index, int count, char* k, char* v) {
+  for_each_run(cache, request, position + begin, position + end, [&](int index, int count, CacheRow from) {
     index += begin;
-    const bool missing = k == nullptr;
+    const bool missing = from.k == nullptr;
     rows.any_missing |= missing;
     const int64_t k_stride = missing ? 0 : cache.k_row_stride * size,
                   v_stride = missing ? 0 : cache.v_row_stride * size;
-    const char* k0 = missing ? kZeroRow : k + kv_head * cache.k_head_stride * size;
-    const char* v0 = missing ? kZeroRow : v + kv_head * cache.v_head_stride * size;
+    const char* k0 = missing ? kZeroRow : from.k + kv_head * cache.k_head_stride * size;
+    const char* v0 = missing ? kZeroRow : from.v + kv_head * cache.v_head_stride * size;
     for (int j = 0; j < count; ++j) rows.k[index + j] = k0 + j * k_stride;
     for (int j = 0; j < count; ++j) rows.v[index + j] = v0 + j * v_stride;
     std::memset(rows.missing + index, missing, static_cast<size_t>(count));
+    if (!job.codes()) return;
+    if (missing) {
+      std::fill_n(rows.k_scale + index, count, 0.0f);
+      std::fill_n(rows.v_scale + index, count, 0.0f);
+      return;
+    }
+    find_scales(k_scales(cache, from), cache.k_scale_row_stride, cache.tensor_scales, kv_head, count,
+                rows.k_scale + index);
+    find_scales(v_scales(cache, from), cache.v_scale_row_stride, cache.tensor_scales, kv_head, count,
+                rows.v_scale + index);
   });
 }
 
@@ -50,6 +67,7 @@ struct TailRows {
   const int32_t* index_of = nullptr;  // [row - lowest]: index, or -1
   const void** k = nullptr;
   const void** v = nullptr;
+  float* v_scale = nullptr;       // of codes
   const float* scores = nullptr;  // [rows, stride]
   int stride = 0;
   int find(int64_t row, int64_t capacity) const {
@@ -87,6 +105,7 @@ TailRows find_tails(const AttendJob& job, const AttendTile& tile, const AttendNo
   if (entries == 0) return tails;
   struct IndexSlot {};
   struct KeySlot {};
+  struct ScaleSlot {};
   struct ScoreSlot {};
   const int64_t span = int64_t{highest} - tails.lowest + 1;
   int32_t* index_of = scratch<int32_t, IndexSlot>(span);
@@ -94,6 +113,8 @@ TailRows find_tails(const AttendJob& job, const AttendTile& tile, const AttendNo
   const int64_t limit = ceil_div<int64_t>(std::min(span, entries), kLaneKeys) * kLaneKeys;
   tails.k = scratch<const void*, KeySlot>(2 * limit);
   tails.v = tails.k + limit;
+  float* const k_scale = job.codes() ? scratch<float, ScaleSlot>(2 * limit) : nullptr;
+  if (job.codes()) tails.v_scale = k_scale + limit;
   for_each_entry([&](int32_t row) {
     int32_t& index = index_of[row - tails.lowest];
     if (index >= 0) return;
@@ -102,13 +123,19 @@ TailRows find_tails(const AttendJob& job, const AttendTile& tile, const AttendNo
     index = tails.count++;
     tails.k[index] = at.k + kv_head * cache.k_head_stride * size;
     tails.v[index] = at.v + kv_head * cache.v_head_stride * size;
+    if (!job.codes()) return;
+    find_scales(k_scales(cache, at), 0, cache.tensor_scales, kv_head, 1, k_scale + index);
+    find_scales(v_scales(cache, at), 0, cache.tensor_scales, kv_head, 1, tails.v_scale + index);
   });
   tails.index_of = index_of;
   tails.stride = ceil_div(tails.count, kLaneKeys) * kLaneKeys;
   for (int i = tails.count; i < tails.stride; ++i) tails.k[i] = kZeroRow;
+  for (int i = tails.count; job.codes() && i < tails.stride; ++i) k_scale[i] = 0.0f;
   float* scores = scratch<float, ScoreSlot>(int64_t{rows} * tails.stride);
   job.kernels.scores(q, rows, job.head_dim, tails.k, tails.stride, job.p.softmax_scale, scores, tails.stride,
                      key_scratch);
+  if (job.adjusts())
+    job.kernels.adjust(scores, tails.stride, rows, tails.stride, k_scale, job.p.logit_softcap);
   tails.scores = scores;
   return tails;
 }
@@ -148,6 +175,9 @@ void reduce_chunk(const AttendJob& job, const AttendTile& tile, int kv_head, int
     const int first = begin / kLaneKeys * kLaneKeys, count = ceil_div(end - first, kLaneKeys) * kLaneKeys;
     job.kernels.scores(q, rows, head_dim, prefix.k + first, count, job.p.softmax_scale, s + first, kChunk,
                        key_scratch);
+    if (job.adjusts())
+      job.kernels.adjust(s + first, kChunk, rows, count, job.codes() ? prefix.k_scale + first : nullptr,
+                         job.p.logit_softcap);
     if (prefix.any_missing)
       for (int j = begin; j < end; ++j)
         if (prefix.missing[j])
@@ -174,6 +204,9 @@ void reduce_chunk(const AttendJob& job, const AttendTile& tile, int kv_head, int
     if (b < e)
       for (int r = n * group; r < (n + 1) * group; ++r)
         job.kernels.softmax(s + r * kChunk, b, e, out.max + r, out.sum + r);
+    // The weights take the factors of the values along, now that they are summed.
+    for (int r = n * group; job.codes() && r < (n + 1) * group; ++r)
+      for (int j = b, last = end_of(nodes[n]); j < last; ++j) s[r * kChunk + j] *= prefix.v_scale[j];
   }
 
   // Values, in order of position for each row; what all rows see is read once for all of them.
@@ -201,6 +234,8 @@ void reduce_chunk(const AttendJob& job, const AttendTile& tile, int kv_head, int
                                                cache_capacity(job.p.cache))
                                   : -1;
         values[j] = i < 0 ? kZeroRow : tails.v[i];
+        for (int r = n * group; i >= 0 && job.codes() && r < (n + 1) * group; ++r)
+          s[r * kChunk + j] *= tails.v_scale[i];
       }
       accumulate(n * group, group, values + b, b, e);
     }

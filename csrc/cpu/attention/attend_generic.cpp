@@ -1,4 +1,5 @@
 // attend on any processor. Slow where fma() is a library call; the bits are the same.
+#include "common/float8.h"
 #include "common/numeric.h"
 #include "cpu/attention/attend_kernels.h"
 
@@ -53,6 +54,8 @@ struct Simd {
 
 namespace eagle::cpu {
 
-const AttendKernels& attend_kernels_generic(DType dtype) { return kernels(dtype); }
+const AttendKernels& attend_kernels_generic(DType dtype, bool codes) {
+  return codes ? kernels<float8_t>(dtype) : kernels(dtype);
+}
 
 }  // namespace eagle::cpu

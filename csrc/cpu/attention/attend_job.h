@@ -42,6 +42,8 @@ struct AttendJob {
   int splits;        // pieces of a tile and key head: 1, or a chunk each
   int* chunks_left;  // [tiles, Hkv]
   float* partials;   // [tiles, Hkv, splits] of partial_size()
+  bool codes() const { return p.cache.dtype == DType::kFloat8E4M3; }
+  bool adjusts() const { return codes() || p.logit_softcap > 0.0f; }
   int64_t partial_size() const { return int64_t{max_rows} * (head_dim + 2); }
   AttendPartial partial(float* data) const { return {data, data + max_rows, data + 2 * max_rows}; }
 };

@@ -5,6 +5,7 @@
 // zero, set, load (of every storage type), store, add, multiply, fma, max (the second where the first is
 // NaN), transpose(Vector[kLanes]); with kTransposesPairs also transpose_pairs, which does transpose_keys for
 // 16-bit bf16 pairs at a time.
+#include "common/float8.h"
 #include "common/numeric.h"
 #include "cpu/attention/attend_kernels.h"
 
@@ -110,6 +111,16 @@ void scores(const float* q, int rows, int head_dim, const void* const* keys, int
   }
 }
 
+void adjust(float* s, int s_stride, int rows, int num_keys, const float* factor, float cap) {
+  for (int r = 0; r < rows; ++r) {
+    float* row = s + int64_t{r} * s_stride;
+    if (factor)
+      for (int j = 0; j < num_keys; ++j) row[j] *= factor[j];
+    if (cap > 0.0f)
+      for (int j = 0; j < num_keys; ++j) row[j] = soft_cap(row[j], cap);
+  }
+}
+
 // ---- softmax ----------------------------------------------------------------------------------------------
 
 void softmax(float* s, int begin, int end, float* max_out, float* sum_out) {
@@ -209,13 +220,20 @@ void finish(const float* x, float sum, int head_dim, void* out) {
   for (int d = 0; d < head_dim; ++d) static_cast<T*>(out)[d] = from_float<T>(x[d] / divisor);
 }
 
-template <class T>
-constexpr AttendKernels kKernels = {&widen<T>, &scores<T>, &softmax, &accumulate<T>, &fold, &finish<T>};
+template <class T, class C>
+constexpr AttendKernels kKernels = {&widen<T>,      &scores<C>, &adjust,   &softmax,
+                                    &accumulate<C>, &fold,      &finish<T>};
 
+template <class C>
 EAGLE_INLINE const AttendKernels& kernels(DType dtype) {
-  return dtype == DType::kFloat32    ? kKernels<float>
-         : dtype == DType::kBFloat16 ? kKernels<bf16_t>
-                                     : kKernels<half_t>;
+  return dtype == DType::kFloat32    ? kKernels<float, C>
+         : dtype == DType::kBFloat16 ? kKernels<bf16_t, C>
+                                     : kKernels<half_t, C>;
+}
+EAGLE_INLINE const AttendKernels& kernels(DType dtype) {
+  return dtype == DType::kFloat32    ? kKernels<float, float>
+         : dtype == DType::kBFloat16 ? kKernels<bf16_t, bf16_t>
+                                     : kKernels<half_t, half_t>;
 }
 
 }  // namespace

@@ -19,6 +19,9 @@ struct AttendKernels {
   void (*scores)(const float* q, int rows, int head_dim, const void* const* keys, int num_keys, float scale,
                  float* s, int s_stride, float* scratch);
 
+  // s[r][j] -> s[r][j] * factor[j], then soft_cap() of that; nullptr and 0 leave either out.
+  void (*adjust)(float* s, int s_stride, int rows, int num_keys, const float* factor, float cap);
+
   // s[begin .. end) -> exp(s - max) in place, with zeros up to the next multiples of 16; `s` is the chunk's
   // first key. max = -inf and sum = 0 where every score is -inf.
   void (*softmax)(float* s, int begin, int end, float* max, float* sum);
@@ -31,12 +34,13 @@ struct AttendKernels {
   void (*fold)(int rows, int head_dim, float* a_max, float* a_sum, float* a_out, const float* b_max,
                const float* b_sum, const float* b_out);
 
-  // out / sum in the storage type; zero where the sum is zero.
+  // out / sum in the storage type of queries; zero where the sum is zero.
   void (*finish)(const float* x, float sum, int head_dim, void* out);
 };
 
-const AttendKernels& attend_kernels_generic(DType dtype);
-const AttendKernels& attend_kernels_avx2(DType dtype);
-const AttendKernels& attend_kernels_avx512(DType dtype);
+// For queries of `dtype` and keys and values of the same, or of codes.
+const AttendKernels& attend_kernels_generic(DType dtype, bool codes);
+const AttendKernels& attend_kernels_avx2(DType dtype, bool codes);
+const AttendKernels& attend_kernels_avx512(DType dtype, bool codes);
 
 }  // namespace eagle::cpu

@@ -36,16 +36,26 @@ inline CacheRow cache_row(const KVCacheView& cache, int64_t request, int64_t row
           slot};
 }
 
-// Calls f(index, count, k, v) for runs of rows that lie at a fixed stride; `index` counts from `begin`, k and
-// v point at the first row of the run, or are nullptr where the page is missing. Needs 0 <= begin, end <=
-// capacity.
+// The scales of a row's heads, or the one of the tensor.
+inline float* k_scales(const KVCacheView& cache, const CacheRow& row) {
+  return cache.k_scale + (cache.tensor_scales
+                              ? 0
+                              : row.page * cache.k_scale_page_stride + row.slot * cache.k_scale_row_stride);
+}
+inline float* v_scales(const KVCacheView& cache, const CacheRow& row) {
+  return cache.v_scale + (cache.tensor_scales
+                              ? 0
+                              : row.page * cache.v_scale_page_stride + row.slot * cache.v_scale_row_stride);
+}
+
+// Calls f(index, count, first) for runs of rows that lie at a fixed stride; `index` counts from `begin`,
+// `first` is the first row of the run, missing where the page is. Needs 0 <= begin, end <= capacity.
 template <class F>
 inline void for_each_run(const KVCacheView& cache, int64_t request, int64_t begin, int64_t end, F&& f) {
   for (int64_t row = begin; row < end;) {
     const int64_t left = cache.page_size - row % cache.page_size;
     const int64_t count = std::min(left, end - row);
-    const CacheRow first = cache_row(cache, request, row);
-    f(static_cast<int>(row - begin), static_cast<int>(count), first.k, first.v);
+    f(static_cast<int>(row - begin), static_cast<int>(count), cache_row(cache, request, row));
     row += count;
   }
 }

@@ -48,8 +48,11 @@ void tree_attention(const TreeAttentionParams& p) {
   attend({.rows = rows,
           .num_rows = static_cast<int>(num_rows),
           .num_heads = p.num_heads,
+          .dtype = p.dtype,
           .softmax_scale = p.softmax_scale,
+          .logit_softcap = p.logit_softcap,
           .window = p.window,
+          .sinks = p.sinks,
           .q_head_stride = p.q_strides[2],
           .out_head_stride = p.out_strides[2],
           .cache = p.cache});

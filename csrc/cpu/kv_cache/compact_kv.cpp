@@ -22,7 +22,7 @@ void move_row(char* to, const char* from, int64_t head_stride, int heads, int64_
 
 void move_scales(const KVCacheView& cache, float* scale, int64_t page_stride, int64_t row_stride, CacheRow to,
                  CacheRow from) {
-  if (!scale) return;
+  if (!scale || cache.tensor_scales) return;
   std::memmove(scale + to.page * page_stride + to.slot * row_stride,
                scale + from.page * page_stride + from.slot * row_stride,
                static_cast<size_t>(cache.num_kv_heads) * sizeof(float));

@@ -2,12 +2,15 @@
 //
 // Grid: x requests, y nodes, z blocks of kHeadsPerBlock heads: first those of q, then of k, then of v. Half a
 // warp has one head: thread i of it owns dimensions i, i + 16, ..., so that the sum of squares runs in the
-// CPU's sixteen lanes and gives its bits. Rotation partners meet in shared memory. A block whose node does
-// not exist ends.
+// CPU's sixteen lanes and gives its bits. Rotation partners meet in shared memory; a head that becomes codes
+// is first searched for its largest magnitude. A block whose node does not exist ends.
 #include <cuda_runtime.h>
+
+#include <type_traits>
 
 #include "common/dispatch.h"
 #include "common/numeric.h"
+#include "common/quantize.h"
 #include "cuda/attention/cache_rows.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp.cuh"
@@ -23,6 +26,9 @@ constexpr int kHeadsPerBlock = kThreads / kHeadThreads;
 constexpr int kMaxHeadDim = 256;
 constexpr int kPerThread = kMaxHeadDim / kHeadThreads;
 
+template <class C>
+constexpr bool kCodes = std::is_same_v<C, float8_t>;
+
 struct SharedMemory {
   float row[kHeadsPerBlock][kMaxHeadDim + kHeadThreads];  // the other half of a warp has the other banks
 };
@@ -33,6 +39,7 @@ struct Head {
   void* to;          // nullptr: a head that does not exist, or a cache row that does not
   const void* norm;  // nullptr: none
   bool rotates;      // else copied bit for bit
+  float* scale;      // of a head that becomes codes, else nullptr
 };
 
 // From the first element of an array to the node's head.
@@ -40,13 +47,13 @@ __device__ __forceinline__ int64_t head_offset(const int64_t* strides, int reque
   return request * strides[0] + node * strides[1] + head * strides[2];
 }
 
-template <class T>
+template <class T, class C>
 __device__ __forceinline__ Head find_head(const AppendKvParams& p, int request, int node, int64_t length,
                                           int head) {
   const auto at = [](const void* base, int64_t offset) { return static_cast<const T*>(base) + offset; };
   if (head < p.num_heads) {
     T* const to = static_cast<T*>(p.q_out) + head_offset(p.q_out_strides, request, node, head);
-    return {at(p.q, head_offset(p.q_strides, request, node, head)), to, p.q_norm, true};
+    return {at(p.q, head_offset(p.q_strides, request, node, head)), to, p.q_norm, true, nullptr};
   }
   head -= p.num_heads;
   if (head >= 2 * p.cache.num_kv_heads) return {};
@@ -54,10 +61,12 @@ __device__ __forceinline__ Head find_head(const AppendKvParams& p, int request, 
   if (slot.page < 0) return {};
   if (head < p.cache.num_kv_heads)
     return {at(p.k, head_offset(p.k_strides, request, node, head)),
-            static_cast<T*>(p.cache.k) + k_offset(p.cache, slot, head), p.k_norm, true};
+            static_cast<C*>(p.cache.k) + k_offset(p.cache, slot, head), p.k_norm, true,
+            kCodes<C> ? k_scale_at(p.cache, slot, head) : nullptr};
   head -= p.cache.num_kv_heads;
   return {at(p.v, head_offset(p.v_strides, request, node, head)),
-          static_cast<T*>(p.cache.v) + v_offset(p.cache, slot, head), nullptr, false};
+          static_cast<C*>(p.cache.v) + v_offset(p.cache, slot, head), nullptr, false,
+          kCodes<C> ? v_scale_at(p.cache, slot, head) : nullptr};
 }
 
 // x * weight / sqrt(mean(x^2) + eps) for the heads that have a weight; all lanes take part.
@@ -91,8 +100,27 @@ __device__ __forceinline__ float rotate(const AppendKvParams& p, const float* co
   return fma(row[d], load_read_only(cos + pair), second ? product : -product);
 }
 
+// The head's codes, and its scale where rows have their own; all lanes take part, some without a head.
+__device__ __forceinline__ void store_codes(const KVCacheView& cache, const Head& head, int first,
+                                            const float (&x)[kPerThread]) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) largest = max(largest, magnitude_bits(x[i]));
+  for (int half = kHeadThreads / 2; half > 0; half /= 2)
+    largest = max(largest, __shfl_xor_sync(kFullMask, largest, half));
+  if (!head.scale) return;
+  const float scale = cache.tensor_scales ? load_read_only(head.scale) : quantize_scale(largest, kFloat8Max);
+  if (!cache.tensor_scales && first == 0) store(head.scale, scale);
+  float8_t* const to = static_cast<float8_t*>(head.to);
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const int d = first + i * kHeadThreads;
+    if (d < cache.head_dim) store(to + d, quantize_float8(x[i], scale));
+  }
+}
+
 // registers: <= 80
-template <class T>
+template <class T, class C>
 __global__ void __launch_bounds__(kThreads) append_kv_kernel(const AppendKvParams p) {
   const int request = static_cast<int>(blockIdx.x), node = static_cast<int>(blockIdx.y);
   if (node >= load_read_only(p.num_nodes + request)) return;
@@ -102,7 +130,7 @@ __global__ void __launch_bounds__(kThreads) append_kv_kernel(const AppendKvParam
   const int head_dim = p.cache.head_dim;
   const int64_t length = max(load_read_only(p.seq_lens + request), 0);
   const Head head =
-      find_head<T>(p, request, node, length, static_cast<int>(blockIdx.z) * kHeadsPerBlock + in_block);
+      find_head<T, C>(p, request, node, length, static_cast<int>(blockIdx.z) * kHeadsPerBlock + in_block);
   const T* const from = static_cast<const T*>(head.from);
   T* const to = static_cast<T*>(head.to);
 
@@ -119,7 +147,7 @@ __global__ void __launch_bounds__(kThreads) append_kv_kernel(const AppendKvParam
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) row[first + i * kHeadThreads] = x[i];
   __syncwarp();
-  if (!to) return;
+  if (!kCodes<C> && !to) return;
 
   int64_t position = 0;
   if (p.rotary_dim > 0) {
@@ -128,10 +156,23 @@ __global__ void __launch_bounds__(kThreads) append_kv_kernel(const AppendKvParam
   }
   const float* const cos = p.cos + position * (p.rotary_dim / 2);
   const float* const sin = p.sin + position * (p.rotary_dim / 2);
+  if constexpr (kCodes<C>) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int d = first + i * kHeadThreads;
+      if (to && head.rotates && d < head_dim) x[i] = rotate(p, cos, sin, row, d);
+    }
+    store_codes(p.cache, head, first, x);
+    if (!to || head.scale) return;
+  }
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
     const int d = first + i * kHeadThreads;
-    if (d < head_dim) store(to + d, head.rotates ? from_float<T>(rotate(p, cos, sin, row, d)) : raw[i]);
+    if (d >= head_dim) continue;
+    if constexpr (kCodes<C>)
+      store(to + d, from_float<T>(x[i]));  // of q
+    else
+      store(to + d, head.rotates ? from_float<T>(rotate(p, cos, sin, row, d)) : raw[i]);
   }
 }
 
@@ -143,8 +184,11 @@ void append_kv(const AppendKvParams& p, CUstream_st* stream) {
   const LaunchConfig config{dim3(static_cast<unsigned>(p.batch_size), static_cast<unsigned>(p.max_nodes),
                                  static_cast<unsigned>(ceil_div(heads, kHeadsPerBlock))),
                             dim3(kThreads), stream, sizeof(SharedMemory)};
-  dispatch(FloatTypes{}, p.dtype, "q",
-           [&](auto type) { launch(append_kv_kernel<typename decltype(type)::type>, config, p); });
+  dispatch(FloatTypes{}, p.dtype, "q", [&](auto type) {
+    using T = typename decltype(type)::type;
+    p.cache.dtype == DType::kFloat8E4M3 ? launch(append_kv_kernel<T, float8_t>, config, p)
+                                        : launch(append_kv_kernel<T, T>, config, p);
+  });
 }
 
 }  // namespace eagle::cuda

@@ -41,4 +41,14 @@ __device__ __forceinline__ int64_t v_offset(const KVCacheView& cache, CacheSlot 
   return slot.page * cache.v_page_stride + slot.row * cache.v_row_stride + head * cache.v_head_stride;
 }
 
+// The scale of a row's head, or the tensor's.
+__device__ __forceinline__ float* k_scale_at(const KVCacheView& cache, CacheSlot slot, int head) {
+  if (cache.tensor_scales) return cache.k_scale;
+  return cache.k_scale + slot.page * cache.k_scale_page_stride + slot.row * cache.k_scale_row_stride + head;
+}
+__device__ __forceinline__ float* v_scale_at(const KVCacheView& cache, CacheSlot slot, int head) {
+  if (cache.tensor_scales) return cache.v_scale;
+  return cache.v_scale + slot.page * cache.v_scale_page_stride + slot.row * cache.v_scale_row_stride + head;
+}
+
 }  // namespace eagle::cuda

@@ -14,7 +14,9 @@ inline constexpr int kMaxWarps = 16;
 inline constexpr int kLookahead = 4;  // steps whose pages are known
 
 // At the beginning of shared memory; behind it the queries [rows_per_block], the ring of tiles [ring][kStep],
-// and the accumulators of groups, float2 [warps][2][D / 8][32].
+// and the accumulators of groups, float2 [warps][2][D / 8][32]. Where the cache has codes, there are two
+// tiles, one of keys and one of values, and behind the accumulators the ring of codes [ring][kStep][D] and
+// CodeScales.
 struct CommonShared {
   CacheSlot slots[kLookahead][kStep];
   uint32_t present[kLookahead];  // one bit a position
@@ -22,11 +24,16 @@ struct CommonShared {
   Stats group[kMaxWarps][kWarpRows];  // goes with the accumulators
 };
 
+struct CodeScales {
+  float k[kLookahead][kStep], v[kLookahead][kStep];  // 0 where there is no row
+};
+
 template <int kHeadDim>
-constexpr size_t common_shared_bytes(int rows, int ring) {
+constexpr size_t common_shared_bytes(int rows, int ring, bool codes) {
   return (sizeof(CommonShared) + 127) / 128 * 128 +
-         (rows + ring * kStep) * Tile<kHeadDim>::kPitch * size_t{16} +
-         size_t(rows) * kHeadDim * sizeof(float);
+         (rows + (codes ? 2 : ring) * kStep) * Tile<kHeadDim>::kPitch * size_t{16} +
+         size_t(rows) * kHeadDim * sizeof(float) +
+         (codes ? size_t(ring) * kStep * kHeadDim + sizeof(CodeScales) : 0);
 }
 
 // The steps of a block in order: every `splits`th unit, cut to [first, last).

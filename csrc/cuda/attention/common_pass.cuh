@@ -10,28 +10,25 @@
 // that have no page, are loaded as zeros, so that nothing in dead pages meets a zero weight.
 #include <cuda_runtime.h>
 
-#include "cuda/attention/common_layout.cuh"
+#include "cuda/attention/common_loads.cuh"
 #include "cuda/device/warp.cuh"
 
 namespace eagle::cuda {
 
-template <class T, int kHeadDim>
-class CommonPass {
- public:
-  static constexpr int kPairs = kHeadDim / 16;  // pairs of 8 dimensions
-  using Layout = Tile<kHeadDim>;
+template <class T, class C, int kHeadDim>
+class CommonPass : CommonLoads<T, C, kHeadDim> {
+  using Loads = CommonLoads<T, C, kHeadDim>;
+  using Loads::arrive, Loads::tile_of, Loads::scales;
+  using Loads::kCodes, Loads::kLag, Loads::kPairs;
+  using Loads::p_, Loads::plan_, Loads::shared_, Loads::queries_, Loads::ring_, Loads::group_out_;
+  using Loads::request, Loads::kv_head, Loads::load_queries, Loads::look_up, Loads::publish, Loads::issue,
+      Loads::convert;
+  using Loads::split_, Loads::first_row_, Loads::rows_, Loads::first_, Loads::last_, Loads::steps_,
+      Loads::position_;
+  using typename Loads::Layout;
 
-  __device__ __forceinline__ CommonPass(const TreeAttentionParams& p, const Plan& plan)
-      : p_(p), plan_(plan), shared_(shared_memory<CommonShared>()) {
-    split_ = static_cast<int>(blockIdx.z) / plan.row_blocks;
-    first_row_ = static_cast<int>(blockIdx.z) % plan.row_blocks * plan.rows_per_block;
-    unsigned char* const behind =
-        reinterpret_cast<unsigned char*>(&shared_) + (sizeof(CommonShared) + 127) / 128 * 128;
-    queries_ = reinterpret_cast<uint4*>(behind);
-    ring_ = queries_ + plan.rows_per_block * Layout::kPitch;
-    group_out_ = reinterpret_cast<float2*>(ring_ + plan.ring * kStep * Layout::kPitch) +
-                 warp_id() * 4 * kPairs * kWarpSize + lane_id();
-  }
+ public:
+  __device__ __forceinline__ CommonPass(const TreeAttentionParams& p, const Plan& plan) : Loads(p, plan) {}
 
   __device__ __forceinline__ void run() {
     const int nodes = request_nodes(p_, request());
@@ -46,21 +43,28 @@ class CommonPass {
     if (warp_id() == 0)
       for (int i = 0; i + 1 < kLookahead; ++i) publish(i, look_up(steps_.after(position_, i)));
     __syncthreads();
-    for (int item = 0; item + 1 < plan_.ring; ++item) issue(item, item / 2);
+    for (int item = 0; item + kLag < plan_.ring; ++item) issue(item, item / 2);
+    if constexpr (kCodes) {
+      arrive();
+      convert(0);
+    }
 
     clear();
     const bool works = kWarpRows * warp_id() < rows_;
     for (int step = 0; position_ >= 0; ++step) {
       arrive();
-      CacheSlot found{-1, 0};
+      typename Loads::Place found{};
       if (warp_id() == 0) found = look_up(steps_.after(position_, kLookahead - 1));
-      issue(2 * step + plan_.ring - 1, (plan_.ring - 1) / 2);
+      issue(2 * step + plan_.ring - kLag, (plan_.ring - kLag) / 2);
       if (warp_id() == 0) publish((step + kLookahead - 1) % kLookahead, found);
+      if constexpr (kCodes) convert(2 * step + 1);
       float scores[kStep / 8][4];
-      if (works) score(2 * step % plan_.ring, step % kLookahead, scores);
+      if (works) score(tile_of(2 * step), step % kLookahead, scores);
       arrive();
-      issue(2 * step + plan_.ring, plan_.ring / 2);
-      if (works) add_values((2 * step + 1) % plan_.ring, scores);
+      issue(2 * step + 1 + plan_.ring - kLag, (plan_.ring + 1 - kLag) / 2);
+      if constexpr (kCodes)
+        if (steps_.after(position_, 1) >= 0) convert(2 * step + 2);
+      if (works) add_values(tile_of(2 * step + 1), scores);
 
       const int next = steps_.after(position_, 1);
       if (works && (next < 0 || next / kChunk != position_ / kChunk)) {
@@ -73,9 +77,6 @@ class CommonPass {
   }
 
  private:
-  static __device__ __forceinline__ int request() { return static_cast<int>(blockIdx.x); }
-  static __device__ __forceinline__ int kv_head() { return static_cast<int>(blockIdx.y); }
-
   // ---- what the rows see
   // ------------------------------------------------------------------------------------
 
@@ -122,68 +123,6 @@ class CommonPass {
     if (position < last_) position_ = position;
   }
 
-  // ---- loads
-  // ------------------------------------------------------------------------------------------------
-
-  __device__ __forceinline__ void load_queries() {
-    const T* const q = static_cast<const T*>(p_.q) + request() * p_.q_strides[0];
-    for (int i = static_cast<int>(threadIdx.x); i < plan_.rows_per_block * Layout::kPieces;
-         i += static_cast<int>(blockDim.x)) {
-      const int row = i / Layout::kPieces, piece = i % Layout::kPieces;
-      const int node = (first_row_ + row) / plan_.group,
-                head = kv_head() * plan_.group + (first_row_ + row) % plan_.group;
-      const T* const from =
-          q + (row < rows_ ? node * p_.q_strides[1] + head * p_.q_strides[2] + piece * 8 : 0);
-      copy_piece(queries_ + Layout::at(row, piece), from, row < rows_, plan_.vectors);
-    }
-  }
-
-  // Where position `first` + lane lies; for one warp.
-  __device__ __forceinline__ CacheSlot look_up(int first) const {
-    const int wanted = first + lane_id();
-    const bool seen = first >= 0 && wanted >= first_ && wanted < last_;
-    return seen ? cache_slot(p_.cache, request(), wanted) : CacheSlot{-1, 0};
-  }
-  __device__ __forceinline__ void publish(int index, CacheSlot found) const {
-    shared_.slots[index][lane_id()] = found;
-    const uint32_t present = __ballot_sync(kFullMask, found.page >= 0);
-    if (lane_id() == 0) shared_.present[index] = present;
-  }
-
-  // Starts loading a tile: keys for an even item, values for an odd one, `ahead` steps from here.
-  __device__ __forceinline__ void issue(int item, int ahead) const {
-    const int step = item / 2;
-    if (steps_.after(position_, ahead) >= 0) {
-      uint4* const tile = ring_ + item % plan_.ring * kStep * Layout::kPitch;
-      const bool values = item % 2 != 0;
-      const T* const base = static_cast<const T*>(values ? p_.cache.v : p_.cache.k);
-      const int64_t page_stride = values ? p_.cache.v_page_stride : p_.cache.k_page_stride;
-      const int64_t row_stride = values ? p_.cache.v_row_stride : p_.cache.k_row_stride;
-      const int64_t head = kv_head() * (values ? p_.cache.v_head_stride : p_.cache.k_head_stride);
-#pragma unroll 1  // registers are scarce here, and copies wait for nothing
-      for (int i = static_cast<int>(threadIdx.x); i < kStep * Layout::kPieces;
-           i += static_cast<int>(blockDim.x)) {
-        const int row = i / Layout::kPieces, piece = i % Layout::kPieces;
-        const CacheSlot slot = shared_.slots[step % kLookahead][row];
-        const bool present = slot.page >= 0;
-        const T* const from =
-            base + (present ? slot.page * page_stride + slot.row * row_stride + head + piece * 8 : 0);
-        copy_piece(tile + Layout::at(row, piece), from, present, plan_.vectors);
-      }
-    }
-    copy_async_commit();
-  }
-  // The oldest tile of the ring has arrived, and every warp is done with the one before it.
-  __device__ __forceinline__ void arrive() const {
-    if (plan_.ring == 2)
-      copy_async_wait<0>();
-    else if (plan_.ring == 3)
-      copy_async_wait<1>();
-    else
-      copy_async_wait<2>();
-    __syncthreads();
-  }
-
   // ---- one step
   // ---------------------------------------------------------------------------------------------
 
@@ -207,7 +146,7 @@ class CommonPass {
     for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
       for (int j = 0; j < 4; ++j) s[n][j] = 0.0f;
-#pragma unroll 4
+#pragma unroll(kCodes ? 2 : 4)  // of codes, four would not fit the registers
     for (int k = 0; k < kPairs; ++k) {
       const uint4 a = load_matrices(queries_ + Layout::from(a_start, 0, 2 * k));
 #pragma unroll
@@ -216,6 +155,19 @@ class CommonPass {
         multiply_add<T>(s[2 * n], a, b.x, b.y);
         multiply_add<T>(s[2 * n + 1], a, b.z, b.w);
       }
+    }
+#pragma unroll
+    for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        s[n][j] *= p_.softmax_scale;
+        if constexpr (kCodes) s[n][j] *= scales().k[index][8 * n + lane % 4 * 2 + j % 2];
+      }
+    if (p_.logit_softcap > 0.0f) {
+#pragma unroll
+      for (int n = 0; n < kStep / 8; ++n)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[n][j] = soft_cap(s[n][j], p_.logit_softcap);
     }
     const uint32_t present = shared_.present[index];
     const Span seen[2] = {span_at(stands_[0], p_.window), span_at(stands_[1], p_.window)};
@@ -227,7 +179,7 @@ class CommonPass {
         const int column = 8 * n + lane % 4 * 2 + j % 2, position = position_ + column;
         const bool sees =
             position >= seen[j / 2].begin && position < seen[j / 2].limit && (present >> column & 1);
-        s[n][j] = sees ? s[n][j] * p_.softmax_scale : minus_infinity();
+        s[n][j] = sees ? s[n][j] : minus_infinity();
         highest[j / 2] = max(highest[j / 2], s[n][j]);
       }
 #pragma unroll
@@ -347,17 +299,8 @@ class CommonPass {
     group_begun_ = false;
   }
 
-  const TreeAttentionParams& p_;
-  const Plan& plan_;
-  CommonShared& shared_;
-  int split_, first_row_, rows_, prefix_;
-  uint4* queries_;
-  uint4* ring_;
-  float2* group_out_;
-  int stands_[2];     // positions of this thread's rows; 0 where there is none
-  int first_, last_;  // positions that some row of the block sees
-  Steps steps_;
-  int position_;  // of the step; -1: no more
+  int prefix_;
+  int stands_[2];  // positions of this thread's rows; 0 where there is none
   float max_[2], sum_[2], out_[2 * kPairs][4];
   bool written_ = false, group_begun_ = false;
 };

@@ -6,11 +6,13 @@
 // are looked up in its mask and stand at the positions that they will have once accepted. Keys and values of
 // at most 48 positions lie in shared memory; a lane scores two of the positions, then owns pairs of output
 // dimensions and adds the values in order of position. float, which has no common pass, reduces its chunks
-// here in the same way.
+// here in the same way. Codes of float8 are read as numbers; their scales multiply the scores and the
+// weights. The logit of a sink is folded on last.
 #include <cuda_runtime.h>
 
 #include <type_traits>
 
+#include "common/float8.h"
 #include "cuda/attention/partials.cuh"
 #include "cuda/attention/tile.cuh"
 #include "cuda/device/warp.cuh"
@@ -19,10 +21,12 @@ namespace eagle::cuda {
 
 inline constexpr int kFinishWarps = 8;
 
-template <class T, int kHeadDim>
+// Queries of T, keys and values of C.
+template <class T, class C, int kHeadDim>
 struct FinishShared {
+  static constexpr bool kCodes = std::is_same_v<C, float8_t>;
   static constexpr int kPositions = sizeof(T) == 4 ? 32 : 48;  // positions at a time
-  static constexpr int kVector = 16 / static_cast<int>(sizeof(T));
+  static constexpr int kVector = 16 / static_cast<int>(sizeof(C));
   static constexpr int kPieces = kHeadDim / kVector;
   static constexpr int kPitch = kPieces | 1;  // odd: lanes that read one piece of adjacent rows meet no
                                               // bank conflict
@@ -33,12 +37,14 @@ struct FinishShared {
   float score[kFinishWarps][kScores];
   CacheSlot slots[kPositions];
   int rows[kPositions];
+  float k_scale[kCodes ? kPositions : 1], v_scale[kCodes ? kPositions : 1];  // 0 where there is no row
 };
 
-template <class T, int kHeadDim>
+template <class T, class C, int kHeadDim>
 class Finish {
  public:
-  using Shared = FinishShared<T, kHeadDim>;
+  using Shared = FinishShared<T, C, kHeadDim>;
+  static constexpr bool kCodes = Shared::kCodes;
   static constexpr int kPairs = (kHeadDim + 63) / 64;  // pairs of dimensions of a lane
   static constexpr int kBatch = kPairs <= 2 ? 8 : 4;   // partials on their way at a time
   using Out = float[kPairs][2];
@@ -71,11 +77,13 @@ class Finish {
     reduce(max(span_.limit, span_.begin), span_.position + 1, works, tail, tail_out);
     if (!works) return;
     fold_into(total, out, tail, tail_out);
+    if (p_.sinks) fold_into(total, out, {load_read_only(p_.sinks + query_head()), 1.0f}, Out{});
     if (!std::is_same_v<T, float> && !trunk_is_chain()) spoil(total, out);
     write(total, out);
   }
 
  private:
+  __device__ __forceinline__ int query_head() const { return kv_head_ * plan_.group + head_; }
   static __device__ __forceinline__ int dimension(int pair) { return 2 * lane_id() + 64 * pair; }
 
   __device__ __forceinline__ void fold_into(Stats& a, Out& x, const Stats& b, const Out& y) const {
@@ -167,7 +175,7 @@ class Finish {
   __device__ __forceinline__ void load_query(bool works) {
     if (!works) return;
     const T* const q = static_cast<const T*>(p_.q) + request_ * p_.q_strides[0] + node_ * p_.q_strides[1] +
-                       (kv_head_ * plan_.group + head_) * p_.q_strides[2];
+                       query_head() * p_.q_strides[2];
     for (int d = lane_id(); d < kHeadDim; d += kWarpSize) shared_.query[warp_id()][d] = to_float(load(q + d));
   }
 
@@ -185,14 +193,21 @@ class Finish {
         position += __popc(bits);
       }
       __syncwarp();
-      for (int j = lane_id(); j < count; j += kWarpSize)
-        shared_.slots[j] = cache_slot(p_.cache, request_, shared_.rows[j]);
+      for (int j = lane_id(); j < count; j += kWarpSize) {
+        const CacheSlot slot = cache_slot(p_.cache, request_, shared_.rows[j]);
+        shared_.slots[j] = slot;
+        if constexpr (kCodes) {
+          const bool present = slot.page >= 0;
+          shared_.k_scale[j] = present ? load_read_only(k_scale_at(p_.cache, slot, kv_head_)) : 0.0f;
+          shared_.v_scale[j] = present ? load_read_only(v_scale_at(p_.cache, slot, kv_head_)) : 0.0f;
+        }
+      }
     }
     __syncthreads();
   }
 
   __device__ __forceinline__ void load_tile(uint4* tile, bool values, int count) const {
-    const T* const base = static_cast<const T*>(values ? p_.cache.v : p_.cache.k);
+    const C* const base = static_cast<const C*>(values ? p_.cache.v : p_.cache.k);
     for (int i = static_cast<int>(threadIdx.x); i < count * Shared::kPieces;
          i += static_cast<int>(blockDim.x)) {
       const int row = i / Shared::kPieces, piece = i % Shared::kPieces;
@@ -209,18 +224,19 @@ class Finish {
 
   // Dimension d is summed in sum[d % 8], or of four; these pairwise.
   __device__ __forceinline__ float dot(const uint4* key, const float* query) const {
-    constexpr int kVector = Shared::kVector;
-    float sum[kVector] = {};
-#pragma unroll 2
+    constexpr int kVector = Shared::kVector, kSums = kVector < 8 ? kVector : 8;
+    float sum[kSums] = {};
+#pragma unroll(kCodes ? 1 : 2)
     for (int piece = 0; piece < Shared::kPieces; ++piece) {
-      T x[kVector];
+      C x[kVector];
       const uint4 raw = key[piece];
       unpack(raw, x);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) sum[i] = fma(query[piece * kVector + i], to_float(x[i]), sum[i]);
+      for (int i = 0; i < kVector; ++i)
+        sum[i % kSums] = fma(query[piece * kVector + i], to_float(x[i]), sum[i % kSums]);
     }
 #pragma unroll
-    for (int half = kVector / 2; half > 0; half /= 2)
+    for (int half = kSums / 2; half > 0; half /= 2)
 #pragma unroll
       for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
     return sum[0];
@@ -233,6 +249,11 @@ class Finish {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i].bits = static_cast<uint16_t>(words[i / 2] >> 16 * (i % 2));
+  }
+  static __device__ __forceinline__ void unpack(const uint4& raw, float8_t (&x)[16]) {
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 16; ++i) x[i].bits = static_cast<uint8_t>(words[i / 4] >> 8 * (i % 4));
   }
 
   // Everything about the positions [begin, end), at most kScores, from empty.
@@ -255,7 +276,9 @@ class Finish {
       __syncthreads();
       for (int j = lane; works && j < positions; j += kWarpSize) {
         const bool present = shared_.slots[j].page >= 0;
-        const float s = dot(shared_.keys + j * Shared::kPitch, shared_.query[warp_id()]) * p_.softmax_scale;
+        float s = dot(shared_.keys + j * Shared::kPitch, shared_.query[warp_id()]) * p_.softmax_scale;
+        if constexpr (kCodes) s *= shared_.k_scale[j];
+        if (p_.logit_softcap > 0.0f) s = soft_cap(s, p_.logit_softcap);
         score[first + j] = present ? s : minus_infinity();
         highest = max(highest, score[first + j]);
       }
@@ -278,14 +301,15 @@ class Finish {
       copy_async_wait<0>();
       __syncthreads();
       for (int j = 0; works && j < positions; ++j) {
-        const float weight = score[first + j];
+        float weight = score[first + j];
         stats.sum += weight;
-        const T* const value = reinterpret_cast<const T*>(shared_.values + j * Shared::kPitch);
+        if constexpr (kCodes) weight *= shared_.v_scale[j];
+        const C* const value = reinterpret_cast<const C*>(shared_.values + j * Shared::kPitch);
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) {
           const int d = dimension(i);
           if (d >= kHeadDim) continue;
-          const Pair x = *reinterpret_cast<const Pair*>(value + d);
+          const Pair<C> x = *reinterpret_cast<const Pair<C>*>(value + d);
           out[i][0] = fma(weight, to_float(x.low), out[i][0]);
           out[i][1] = fma(weight, to_float(x.high), out[i][1]);
         }
@@ -295,15 +319,16 @@ class Finish {
     __syncthreads();
   }
 
-  struct alignas(2 * sizeof(T)) Pair {
-    T low, high;
+  template <class E>
+  struct alignas(2 * sizeof(E)) Pair {
+    E low, high;
   };
 
   // ---- results
   // ------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void write(const Stats& total, const Out& out) const {
-    const int head = kv_head_ * plan_.group + head_;
+    const int head = query_head();
     const float divisor = total.sum == 0.0f ? 1.0f : total.sum;
     T* const to = static_cast<T*>(p_.out) + request_ * p_.out_strides[0] + node_ * p_.out_strides[1] +
                   head * p_.out_strides[2];
@@ -312,10 +337,10 @@ class Finish {
       const int d = dimension(i);
       if (d >= kHeadDim) continue;
       const bool none = total.sum == 0.0f;
-      const Pair x{from_float<T>(none ? 0.0f : out[i][0] / divisor),
-                   from_float<T>(none ? 0.0f : out[i][1] / divisor)};
+      const Pair<T> x{from_float<T>(none ? 0.0f : out[i][0] / divisor),
+                      from_float<T>(none ? 0.0f : out[i][1] / divisor)};
       if (plan_.pairs) {
-        store(reinterpret_cast<Pair*>(to + d), x);
+        store(reinterpret_cast<Pair<T>*>(to + d), x);
       } else {
         store(to + d, x.low);
         store(to + d + 1, x.high);

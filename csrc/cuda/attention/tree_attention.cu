@@ -21,17 +21,17 @@ namespace {
 
 // Head sizes up to 128: all of 512 threads, hence 128 registers.
 // registers: <= 255
-template <class T, int kHeadDim>
+template <class T, class C, int kHeadDim>
 __global__ void __launch_bounds__(kHeadDim <= 128 ? 512 : 256)
     common_pass_kernel(const __grid_constant__ TreeAttentionParams p, const __grid_constant__ Plan plan) {
-  CommonPass<T, kHeadDim>(p, plan).run();
+  CommonPass<T, C, kHeadDim>(p, plan).run();
 }
 
 // registers: <= 128
-template <class T, int kHeadDim>
+template <class T, class C, int kHeadDim>
 __global__ void __launch_bounds__(kFinishWarps* kWarpSize, 2)
     finish_kernel(const __grid_constant__ TreeAttentionParams p, const __grid_constant__ Plan plan) {
-  Finish<T, kHeadDim>(p, plan).run();
+  Finish<T, C, kHeadDim>(p, plan).run();
 }
 
 int device_attribute(cudaDeviceAttr attribute) {
@@ -47,23 +47,25 @@ bool multiples(int64_t of, std::initializer_list<int64_t> values) {
 
 int64_t address(const void* p) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(p)); }
 
-size_t shared_bytes(int head_dim, int rows, int ring) {
+bool has_codes(const KVCacheView& cache) { return cache.dtype == DType::kFloat8E4M3; }
+
+size_t shared_bytes(const KVCacheView& cache, int rows, int ring) {
   size_t bytes = 0;
-  dispatch(HeadDims{}, head_dim, "head_dim",
-           [&](auto dim) { bytes = common_shared_bytes<dim()>(rows, ring); });
+  dispatch(HeadDims{}, cache.head_dim, "head_dim",
+           [&](auto dim) { bytes = common_shared_bytes<dim()>(rows, ring, has_codes(cache)); });
   return bytes;
 }
 
 Plan make_plan(const TreeAttentionParams& p) {
   Plan plan{};
-  const int64_t size = element_size(p.dtype);
   const KVCacheView& c = p.cache;
+  const int64_t size = element_size(p.dtype), cache_size = element_size(c.dtype);
   plan.group = p.num_heads / c.num_kv_heads;
   plan.rows = p.max_nodes * plan.group;
-  plan.vectors =
-      multiples(16, {address(p.q), address(c.k), address(c.v)}) &&
-      multiples(16 / size, {p.q_strides[0], p.q_strides[1], p.q_strides[2], c.k_page_stride, c.k_row_stride,
-                            c.k_head_stride, c.v_page_stride, c.v_row_stride, c.v_head_stride});
+  plan.vectors = multiples(16, {address(p.q), address(c.k), address(c.v)}) &&
+                 multiples(16 / size, {p.q_strides[0], p.q_strides[1], p.q_strides[2]}) &&
+                 multiples(16 / cache_size, {c.k_page_stride, c.k_row_stride, c.k_head_stride,
+                                             c.v_page_stride, c.v_row_stride, c.v_head_stride});
   plan.pairs = address(p.out) % (2 * size) == 0 &&
                multiples(2, {p.out_strides[0], p.out_strides[1], p.out_strides[2]});
   if (p.dtype == DType::kFloat32) return plan;
@@ -80,13 +82,12 @@ Plan make_plan(const TreeAttentionParams& p) {
   };
   const auto blocks = [&] { return int64_t{p.batch_size} * c.num_kv_heads * plan.row_blocks; };
   set_rows(ceil_div(plan.rows, most_rows));
-  while (shared_bytes(c.head_dim, plan.rows_per_block, 2) > shared_limit) set_rows(plan.row_blocks + 1);
+  while (shared_bytes(c, plan.rows_per_block, 2) > shared_limit) set_rows(plan.row_blocks + 1);
   // Fewer rows to a block, which reads keys once more, only where multiprocessors would idle.
   while (blocks() * chunks < multiprocessors && plan.rows_per_block > 4 * kWarpRows)
     set_rows(plan.row_blocks + 1);
   plan.ring = 4;
-  while (plan.ring > 2 && shared_bytes(c.head_dim, plan.rows_per_block, plan.ring) > shared_limit)
-    --plan.ring;
+  while (plan.ring > 2 && shared_bytes(c, plan.rows_per_block, plan.ring) > shared_limit) --plan.ring;
   plan.splits =
       static_cast<int>(std::clamp<int64_t>(ceil_div<int64_t>(2 * multiprocessors, blocks()), 1, chunks));
   // Groups leave fewer partials to fold: where they occupy most of the multiprocessors, they will do.
@@ -98,14 +99,30 @@ Plan make_plan(const TreeAttentionParams& p) {
   return plan;
 }
 
-template <class T, int kHeadDim>
+template <class T, class C, int kHeadDim>
 void launch_common_pass(const TreeAttentionParams& p, const Plan& plan, CUstream_st* stream) {
   const LaunchConfig config{
       dim3(static_cast<unsigned>(p.batch_size), static_cast<unsigned>(p.cache.num_kv_heads),
            static_cast<unsigned>(plan.splits * plan.row_blocks)),
       dim3(static_cast<unsigned>(plan.rows_per_block / kWarpRows * kWarpSize)), stream,
-      common_shared_bytes<kHeadDim>(plan.rows_per_block, plan.ring)};
-  launch(common_pass_kernel<T, kHeadDim>, config, p, plan);
+      common_shared_bytes<kHeadDim>(plan.rows_per_block, plan.ring, has_codes(p.cache))};
+  launch(common_pass_kernel<T, C, kHeadDim>, config, p, plan);
+}
+
+template <class T, class C, int kHeadDim>
+void launch_finish(const TreeAttentionParams& p, const Plan& plan, CUstream_st* stream) {
+  const int warps = std::min(plan.group, kFinishWarps);
+  const LaunchConfig config{
+      dim3(static_cast<unsigned>(p.batch_size * p.max_nodes),
+           static_cast<unsigned>(p.cache.num_kv_heads * ceil_div(plan.group, kFinishWarps))),
+      dim3(static_cast<unsigned>(warps * kWarpSize)), stream, sizeof(FinishShared<T, C, kHeadDim>)};
+  launch(finish_kernel<T, C, kHeadDim>, config, p, plan);
+}
+
+template <class T, class C, int kHeadDim>
+void launch_both(const TreeAttentionParams& p, const Plan& plan, CUstream_st* stream) {
+  if constexpr (!std::is_same_v<T, float>) launch_common_pass<T, C, kHeadDim>(p, plan, stream);
+  launch_finish<T, C, kHeadDim>(p, plan, stream);
 }
 
 }  // namespace
@@ -126,16 +143,11 @@ void tree_attention(const TreeAttentionParams& p, CUstream_st* stream) {
         p.workspace_bytes);
   check(address(p.workspace) % 16 == 0, "workspace: expected an address that is a multiple of 16");
   const Plan plan = make_plan(p);
-  const int warps = std::min(plan.group, kFinishWarps);
-  const dim3 grid(static_cast<unsigned>(p.batch_size * p.max_nodes),
-                  static_cast<unsigned>(p.cache.num_kv_heads * ceil_div(plan.group, kFinishWarps)));
   dispatch(HeadDims{}, p.cache.head_dim, "head_dim", [&](auto dim) {
     dispatch(FloatTypes{}, p.dtype, "q", [&](auto type) {
       using T = typename decltype(type)::type;
-      if constexpr (!std::is_same_v<T, float>) launch_common_pass<T, dim()>(p, plan, stream);
-      launch(finish_kernel<T, dim()>,
-             {grid, dim3(static_cast<unsigned>(warps * kWarpSize)), stream, sizeof(FinishShared<T, dim()>)},
-             p, plan);
+      has_codes(p.cache) ? launch_both<T, float8_t, dim()>(p, plan, stream)
+                         : launch_both<T, T, dim()>(p, plan, stream);
     });
   });
 }

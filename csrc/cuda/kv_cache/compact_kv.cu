@@ -193,6 +193,7 @@ class Batch {
       add(make_plane(c, c.v, c.v_page_stride * size, c.v_row_stride * size, c.v_head_stride * size,
                      c.num_kv_heads, bytes));
     }
+    if (c.tensor_scales) return;
     if (c.k_scale)
       add(make_plane(c, c.k_scale, c.k_scale_page_stride * kScale, c.k_scale_row_stride * kScale, 0, 1,
                      scales));

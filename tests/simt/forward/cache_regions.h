@@ -27,6 +27,14 @@ class Spans {
     const int64_t rows[3] = {c.num_pages, c.page_size, c.num_kv_heads};
     add("k_cache", c.k, access, rows, {c.k_page_stride, c.k_row_stride, c.k_head_stride}, c.head_dim, size);
     add("v_cache", c.v, access, rows, {c.v_page_stride, c.v_row_stride, c.v_head_stride}, c.head_dim, size);
+    const int64_t one[3] = {1, 1, 1}, scales[3] = {c.num_pages, c.page_size, 1};
+    const auto& scale_rows = c.tensor_scales ? one : scales;
+    const simt::Access scale_access = c.tensor_scales ? simt::Access::kIn : access;
+    const int64_t heads = c.tensor_scales ? 1 : c.num_kv_heads;
+    add("k_scale", c.k_scale, scale_access, scale_rows, {c.k_scale_page_stride, c.k_scale_row_stride, 0},
+        heads, sizeof(float));
+    add("v_scale", c.v_scale, scale_access, scale_rows, {c.v_scale_page_stride, c.v_scale_row_stride, 0},
+        heads, sizeof(float));
   }
 
   // What overlaps becomes one region, writable if a part of it is.

@@ -19,6 +19,7 @@ void tree_attention(const TreeAttentionParams& given) {
   std::vector<simt::Region> regions = {
       simt::in("seq_lens", p.seq_lens, b),
       simt::in("num_nodes", p.num_nodes, b),
+      simt::in("sinks", p.sinks, p.num_heads),
       simt::in("mask", p.mask, b * n * ((n + 31) / 32)),
       simt::out("lse", p.lse, b * n * p.num_heads),
       simt::bytes("workspace", p.workspace, bytes, simt::Access::kOut),
