@@ -15,6 +15,7 @@ from attention_requests import (
     chain,
     check_against_fp64,
     int32,
+    nodes_of,
     random_request,
     random_tree,
     same,
@@ -65,15 +66,26 @@ def test_tree_attention_matches_fp64(case):
         check_against_fp64(request, out, lse, window)
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads"), [(40, 8), (24, 4), (28, 4), (64, 4), (64, 1), (9, 3), (8, 8), (5, 1)]
-)
+# Every group size, with two KV heads up to 8. Dtypes, head sizes and prefix lengths (none, a tail alone,
+# common columns of one and of two chunks) take turns beside them.
+GROUPS = [
+    (group, list(DTYPES)[group % 3], (64, 80, 96, 128, 192, 256)[group % 6], (0, 37, 90, 300)[group % 4])
+    for group in (*range(1, 17), 64)
+]
+
+
+@pytest.mark.parametrize(("group", "dtype", "dim", "seq_len"), GROUPS)
 @pytest.mark.op("tree_attention")
-def test_every_group_size(heads, kv_heads):
+def test_every_group_size(group, dtype, dim, seq_len):
     """FAULTS G10."""
-    generator = torch.Generator().manual_seed(heads)
-    tree = random_request(37, random_tree(5, generator), heads, kv_heads, 64, torch.float32, generator)
-    check_against_fp64(tree, *attend_batch([tree], page_size=16)[0])
+    generator = torch.Generator().manual_seed(group)
+    kv_heads = 2 if group <= 8 else 1
+    tree = random_request(
+        seq_len, random_tree(5, generator), group * kv_heads, kv_heads, dim, DTYPES[dtype], generator
+    )
+    got = attend_batch([tree], page_size=16)[0]
+    check_against_fp64(tree, *got)
+    same(attend_batch([tree.plain(4)])[0], nodes_of(got, [4]))
 
 
 @pytest.mark.parametrize("seq_len", [128, 120, 256, 250])

@@ -303,7 +303,8 @@ def test_fp64_and_bits_on_every_instruction_set(isa):
     """The fp64 oracle and the bit tests, bf16 included, under each instruction set."""
     chosen = ["-m", "not full", "-k", "fp64 or bit_for_bit or any_tree"]
     files = [
-        Path(__file__).with_name(f"test_{name}.py") for name in ("attention", "attention_bits", "append_kv")
+        Path(__file__).with_name(f"test_{name}.py")
+        for name in ("attention", "attention_bits", "attention_features", "append_kv", "append_codes")
     ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", *chosen, *map(str, files)],

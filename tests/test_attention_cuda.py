@@ -51,11 +51,14 @@ def attend_in_batch_of(tree: Request, batch: int, page_size: int, window: int = 
 
 
 @pytest.mark.op("tree_attention")
-@pytest.mark.parametrize(("seq_len", "window"), [(4300, 0), (4100, 2500), (2047, 0), (290, 100)])
-def test_chunks_groups_or_everything_to_a_block(seq_len, window):
+@pytest.mark.parametrize(
+    ("seq_len", "window", "codes"),
+    [(4300, 0, "none"), (4100, 2500, "none"), (2047, 0, "none"), (290, 100, "none"), (4100, 2500, "rows")],
+)
+def test_chunks_groups_or_everything_to_a_block(seq_len, window, codes):
     """A block for each chunk (batch 1), for several groups (88), for everything of a request (300)."""
     generator = torch.Generator().manual_seed(seq_len)
-    tree = random_request(seq_len, random_tree(5, generator), 2, 1, 64, torch.bfloat16, generator)
+    tree = random_request(seq_len, random_tree(5, generator), 2, 1, 64, torch.bfloat16, generator, codes)
     alone = attend_in_batch_of(tree, 1, 64, window)
     check_against_fp64(tree, *alone, window)
     for batch in (88, 300):
@@ -65,11 +68,21 @@ def test_chunks_groups_or_everything_to_a_block(seq_len, window):
 
 
 @pytest.mark.op("tree_attention")
-@pytest.mark.parametrize(("heads", "dim", "nodes"), [(64, 64, 7), (8, 128, 60), (4, 256, 40), (16, 80, 33)])
-def test_many_rows_of_one_key_head(heads, dim, nodes):
+@pytest.mark.parametrize(
+    ("heads", "dim", "nodes", "codes"),
+    [
+        (64, 64, 7, "none"),
+        (8, 128, 60, "none"),
+        (4, 256, 40, "none"),
+        (16, 80, 33, "none"),
+        (16, 128, 20, "rows"),
+        (8, 256, 18, "tensor"),
+    ],
+)
+def test_many_rows_of_one_key_head(heads, dim, nodes, codes):
     """Several warps, and several blocks of rows where they fill more than one."""
     generator = torch.Generator().manual_seed(dim)
-    tree = random_request(350, random_tree(nodes, generator), heads, 1, dim, torch.bfloat16, generator)
+    tree = random_request(350, random_tree(nodes, generator), heads, 1, dim, torch.bfloat16, generator, codes)
     together = attend_in_batch_of(tree, 1, 16)
     check_against_fp64(tree, *together)
     same(attend_in_batch_of(tree, 300, 16), together)  # as few blocks of rows as can be
