@@ -48,7 +48,11 @@ def random_parents(random: np.random.Generator, nodes: int, kind: str) -> list[i
 def make_state_case(
     vocab: int, nodes: int, seed: int, *, dtype: torch.dtype = torch.float32, batch: int = 4, rounds: int = 9
 ) -> StateCase:
-    """Each request has its own mixture of features; `rounds` tokens of prompt and output."""
+    """Each request has its own mixture of features; `rounds` tokens of prompt and output.
+
+    From seed 2 on, logits are close to each other, below zero or above, so that it is the penalties that
+    decide which token comes out; before, masks and infinite biases have a say."""
+    narrow = seed >= 2
     random = np.random.default_rng([vocab, nodes, seed])
     words = (vocab + 31) // 32
 
@@ -60,7 +64,9 @@ def make_state_case(
         few = np.minimum(random.geometric(min(0.9, 8 / vocab + 0.1), shape) - 1, vocab - 1)
         return torch.tensor(np.where(random.random(shape) < 0.8, few, random.integers(low, vocab, shape)))
 
-    logits = torch.tensor(random.normal(0, 2, (batch, nodes, vocab + 3)), dtype=torch.float32)[..., :vocab]
+    spread, offset = (0.7, pick([-2.0, 2.0])[:, None, None]) if narrow else (2.0, 0.0)
+    logits = torch.tensor(random.normal(0, spread, (batch, nodes, vocab + 3)), dtype=torch.float32) + offset
+    logits = logits[..., :vocab]
     logits = (logits * 4).round() / 4 if seed % 2 else logits
     if seed % 3 == 0:
         logits[torch.tensor(random.random((batch, nodes, vocab)) < 0.1)] = float("nan")
@@ -77,10 +83,12 @@ def make_state_case(
     tree.parents.copy_(torch.tensor(parents))
     tree.tokens.copy_(tokens(batch, nodes))
     tree.tokens[random.random((batch, nodes)) < 0.05] = -7  # of no vocabulary
-    density = torch.tensor(random.choice([1.0, 0.5, 0.05, 0.0], batch))[:, None, None]
+    densities = [1.0, 0.8] if narrow else [1.0, 0.5, 0.05, 0.0]
+    density = torch.tensor(random.choice(densities, batch))[:, None, None]
     allowed = torch.tensor(random.random((batch, nodes, 32 * words))) < density
     mask = pack_mask(allowed.numpy())
-    bias = random.choice([0.0, 1.5, -2.25, 40.0, np.inf, -np.inf], (batch, 6))
+    values = [0.0, 1.5, -2.25, 40.0, np.inf, -np.inf]
+    bias = random.choice(values[:3] if narrow else values, (batch, 6))
     prompt_lens = torch.full((batch,), rounds, dtype=torch.int32)
     depths = torch.tensor(random.integers(0, 4, (batch, nodes)), dtype=torch.int32)
     return StateCase(
@@ -142,7 +150,7 @@ def state_words(key: str) -> np.ndarray:
     """All outputs of a case as int32, [B, N, 3 + 2 n]."""
     vocab, nodes, dtype = STATE_CASES[key]
     found = []
-    for seed in range(2):
+    for seed in (0, 1, 2, 3):
         out = make_state_case(vocab, nodes, seed, dtype=dtype, rounds=40).call(num_top=min(NUM_TOP, vocab))
         planes = [t.view(torch.int32)[..., None] for t in out[:3]]
         found.append(torch.cat([*planes, *(t.view(torch.int32) for t in out[3:])], -1).numpy())

@@ -46,8 +46,8 @@ TALLY = {"close": 0, "all": 0, "flagged": 0}
 def test_random_trees_and_requests(vocab, dtype):
     """C19, C29: a node sees prompt, output and its own ancestors, and its own mask, nothing else."""
     num_top = min(4, vocab)
-    for seed in range(4):
-        case = make_state_case(vocab, 7, seed, dtype=dtype)
+    for seed in range(6):
+        case = make_state_case(vocab, 12, seed, dtype=dtype)
         guards, shape = Guards(), case.logits.shape[:2]
         out = Sampled(
             guards.new(*shape),
