@@ -12,6 +12,7 @@ of MT-bench (question.jsonl in FastChat's repository, fastchat/llm_judge/data/mt
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -306,6 +307,10 @@ def main() -> None:
     parser.add_argument(
         "--trees", type=parse_trees, default=TREES, help="nodes:levels:top_k, comma-separated"
     )
+    parser.add_argument(
+        "--head-formats", nargs="+", default=["stored"], metavar="FORMAT",
+        help="formats of the head's weights: stored, fp8, int8, int4, int8_dynamic",
+    )  # fmt: skip
     parser.add_argument("--no-transformers", action="store_true", help="leave the peer out")
     parser.add_argument("--json", type=Path, help="write every figure there")
     chosen = parser.parse_args()
@@ -322,17 +327,20 @@ def main() -> None:
         room = max(map(len, prompts)) + chosen.max_new_tokens
         head = load_head(chosen.head, target_config=checkpoint.config, target_tensors=checkpoint.tensors)
         modes = [Mode("plain", engine_decoder(Engine(target, max_batch=1, max_length=room), sampling, False))]
-        for tree in chosen.trees:
+        for tree, head_format in itertools.product(chosen.trees, chosen.head_formats):
+            stored = head_format == "stored"
             engine = Engine(
                 target,
                 head,
+                head_format=None if stored else head_format,
                 levels=tree.levels,
                 draft_top_k=tree.top_k,
                 max_nodes=tree.nodes,
                 max_batch=1,
                 max_length=room,
             )
-            modes.append(Mode(tree.name, engine_decoder(engine, sampling, True)))
+            name = tree.name if stored else f"{tree.name} {head_format}"
+            modes.append(Mode(name, engine_decoder(engine, sampling, True)))
         if not chosen.no_transformers:
             peer = TransformersDecoder(checkpoint, target.dtype, stops, chosen.max_new_tokens)
             modes.insert(0, Mode("transformers", peer))
@@ -349,6 +357,7 @@ def main() -> None:
             "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
             "target": str(chosen.target),
             "trees": [tree._asdict() for tree in chosen.trees],
+            "head_formats": chosen.head_formats,
             "max_new_tokens": chosen.max_new_tokens,
             "repeats": chosen.repeats,
             "modes": rows,

@@ -6,6 +6,7 @@ import torch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+QUANTIZED = ["fp8", "int8", "int4", "int8_dynamic"]
 INF, NAN = float("inf"), float("nan")
 
 

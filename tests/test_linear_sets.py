@@ -12,13 +12,14 @@ import torch
 
 import eagle_cuda
 from compare import assert_close_to_fp64
-from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm
-from linear_cases import DTYPES, case, head_case, normal
+from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm, unpack_weight
+from linear_cases import DTYPES, QUANTIZED, case, head_case, normal
 from reference import linear as naive
 
 
 def print_digests() -> None:
-    """Prints two digests of this process's bits: of all ops but bf16 products, and of bf16 products."""
+    """Prints two digests of this process's bits: of all ops but bf16 products, and of bf16 products.
+    int8_dynamic has none: its sums are integers."""
     common, products = hashlib.sha256(), hashlib.sha256()
 
     def add(digest, *tensors):
@@ -35,11 +36,18 @@ def print_digests() -> None:
             assert_close_to_fp64(got, naive.linear(normed, weight, swiglu=True), naive32)
             add(common, normed)
             add(products if dtype == torch.bfloat16 else common, got)
+            for format in QUANTIZED:
+                digest = products if dtype == torch.bfloat16 and format != "int8_dynamic" else common
+                packed = pack_weight(weight, format)
+                add(digest, unpack_weight(packed), linear(x, packed, rms_norm=gamma))
             x, weight, options = head_case(m, 1500, dtype, coupled=True, mapped=bool(m % 2))
             add(
                 products if dtype == torch.bfloat16 else common,
                 *lm_head_topk(x, pack_weight(weight), 5, **options),
             )
+            for format in QUANTIZED:
+                digest = products if dtype == torch.bfloat16 and format != "int8_dynamic" else common
+                add(digest, *lm_head_topk(x, pack_weight(weight, format), 5, **options))
     print(eagle_cuda.build_info()["cpu_isa"], common.hexdigest(), products.hexdigest())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,45 @@ def linear(
         gate, up = y.chunk(2, dim=1)
         y = gate / (1 + torch.exp(-gate)) * up
     return y if residual is None else residual.to(dtype) + y
+
+
+def quantize(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
+    """(codes [N, K], the scale of each [N, K]) of a matrix, both fp64: the value of an element is their
+    product. Element by element, as CONTRACTS words it."""
+    groups = 64 if format == "int4" else weight.shape[1]
+    limit = {"fp8": 448, "int8": 127, "int8_dynamic": 127, "int4": 7}[format]
+    eights = [m / 512 for m in range(8)] + [(8 + m) / 8 * 2.0**e for e in range(-6, 9) for m in range(8)][:-1]
+    codes, scales = np.zeros(weight.shape), np.zeros(weight.shape)
+    for n, row in enumerate(weight.float().numpy()):
+        for begin in range(0, len(row), groups):
+            group = row[begin : begin + groups]
+            scale = np.abs(group).max() / np.float32(limit)
+            if format == "int4":
+                scale = min(scale, np.float32(65504)).astype(np.float16).astype(np.float32)
+            scales[n, begin : begin + groups] = scale
+            for k, value in enumerate(group, begin):
+                if scale == 0:
+                    continue
+                exact = float(np.clip(value / scale, -limit, limit))
+                if format == "fp8":  # the nearest; of two, the one whose mantissa is even
+                    size, best = abs(exact), min(abs(abs(exact) - e) for e in eights)
+                    near = [i for i, e in enumerate(eights) if abs(size - e) == best]
+                    codes[n, k] = np.copysign(eights[min(near, key=lambda i: i % 2)], exact)
+                else:
+                    codes[n, k] = round(exact)
+    return torch.from_numpy(codes), torch.from_numpy(scales)
+
+
+def dequantize(weight: Tensor, format: str) -> Tensor:
+    """What a matrix is worth in `format`, float32."""
+    codes, scales = quantize(weight, format)
+    return (codes * scales).float()
+
+
+def int8_dynamic(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight^T with both sides quantised by row: exact sums, then two float32 products."""
+    (a, a_scales), (b, b_scales) = quantize(x, "int8"), quantize(weight, "int8")
+    return (a @ b.T).float() * a_scales[:, :1].float() * b_scales[:, 0].float()
 
 
 def topk(
