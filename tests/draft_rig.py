@@ -13,8 +13,9 @@ from eagle_cuda.tree import DraftTree
 from eagle_decode.heads import head_from_tensors
 from random_heads import random_head, random_target
 from reference.draft import NaiveHead
+from reference.linear import dequantize
 
-# kind, random_head's options, then settings of the configuration and of the loader
+# kind, random_head's options, then settings of the configuration and of the loader; "weights": their format
 HEADS = [
     ("eagle1", {"fc_bias": True, "qkv_bias": True}),
     ("eagle3", {"draft_vocab": 40}),
@@ -90,6 +91,7 @@ class Rig:
         feedback = settings.pop("feedback", "auto")
         extra = {"norm_before_residual": settings.pop("norm_before_residual", False)}
         flat = settings.pop("flat", False)
+        weights = settings.pop("weights", None)
         config, tensors = random_head(kind, dtype=dtype, seed=seed, **settings)
         config |= extra
         if flat:
@@ -101,7 +103,14 @@ class Rig:
         loaded = head_from_tensors(
             config, tensors, target_config=target_config, target_tensors=target_tensors, feedback=feedback
         )
-        rig = cls(loaded.to_draft_head(dtype), **options)
+        rig = cls(loaded.with_weights(weights).to_draft_head(dtype), **options)
+        if weights:  # what the naive head multiplies with
+            tensors |= {
+                name: dequantize(tensor, weights)
+                for name, tensor in tensors.items()
+                if name in ("fc.weight", "lm_head.weight") or name.endswith("_proj.weight")
+            }
+            target_tensors = {"lm_head.weight": dequantize(target_tensors["lm_head.weight"], weights)}
         rig.kind, rig.config, rig.tensors, rig.feedback = kind, config, tensors, feedback == "post"
         rig.target_lm_head = target_tensors["lm_head.weight"]
         return rig

@@ -77,6 +77,24 @@ def test_hidden_states_equal_a_naive_head(case, dtype):
     assert_close_to_fp64(got, exact, rig.naive(dtype).extend(features, tokens))
 
 
+@pytest.mark.parametrize("weights", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("case", [HEADS[0], HEADS[2]], ids=str)
+def test_quantised_weights_equal_a_naive_head(case, weights):
+    """The naive head multiplies with what the stored matrices are worth in the format."""
+    rig = Rig.random((case[0], case[1] | {"weights": weights}), torch.float32)
+    features, tokens = rig.pairs(9)
+    naive = rig.naive(torch.float64)
+    exact = naive.extend(features.double(), tokens)
+    got = rig.prompt(0, features[:-1], tokens[:-1])
+    simple = rig.naive(torch.float32).extend(features, tokens)
+    assert_close_to_fp64(got, exact[:-1], simple[:-1])
+    shape = {"top_k": 4, "levels": 3}
+    (tree,) = trees_of(rig.draft_last(features[-1], tokens[-1], order="candidate", max_nodes=12, **shape))
+    want = reference.draft_tree(naive, exact[-1], int(tokens[-1]), num_nodes=12, **shape)
+    for part in ("tokens", "parents"):
+        assert tree[part] == want[part], part
+
+
 TREES = [
     (8, 4, 3),
     (1, 4, 3),
@@ -317,7 +335,8 @@ def test_a_prompt_may_come_in_any_pieces():
 
 def row_invariance_cases():
     """(name, run(rows) -> outputs of these requests): a request's outputs must not depend on the others."""
-    for case in HEADS:
+    quantised = [("eagle3", {"draft_vocab": 40, "weights": weights}) for weights in ("int4", "int8_dynamic")]
+    for case in HEADS + quantised:
         for dtype in (torch.float32, torch.bfloat16):
 
             def run(rows, case=case, dtype=dtype):

@@ -413,3 +413,18 @@ def test_a_head_is_inspected_without_its_target(tmp_path):
     assert decision(head, "LM head").decision == "the target's lm_head.weight"
     with pytest.raises(ValueError, match="embed_tokens.weight is not in the checkpoint"):
         load_head(tmp_path)
+
+
+def test_weights_may_be_quantised():
+    """The matrices that are multiplied, from what is stored; nothing else."""
+    config, tensors = random_head("eagle3", draft_vocab=40, dtype=torch.bfloat16)
+    target = {"num_hidden_layers": 12, "vocab_size": 96, "hidden_size": 32}
+    plain = head_from_tensors(config, tensors, target_config=target)
+    head = head_from_tensors(config, tensors, target_config=target, weight_format="int8")
+    assert (plain.weight_format, head.weight_format) == (None, "int8")
+    assert decision(head, "weights").decision == "int8"
+    assert head.with_weights(None) is head
+    made = head.to_draft_head(torch.float16)
+    assert made.dtype == "float16"
+    with pytest.raises(ValueError, match="^weight_format: expected one of fp8, int8, .*, got 'int9'"):
+        head.with_weights("int9")
