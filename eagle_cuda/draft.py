@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftLayer:
-    """One decoder layer of a head. Vectors have the head's dtype, weights its format."""
+    """One decoder layer of a head. Vectors have the head's dtype; a weight has its format or a quantised
+    one."""
 
     qkv: PackedWeight  # [(Hq + 2 Hkv) D, 2H in EAGLE-3's first layer, else H]
     o: PackedWeight  # [H, Hq D]
@@ -73,8 +74,8 @@ class DraftHead(_C.DraftHead):
 
         Args:
             kind: ``"eagle1"`` (EAGLE-1 and EAGLE-2) or ``"eagle3"``.
-            embedding: ``[V, H]`` float32, bfloat16 or float16: the head's dtype, which all other tensors
-                share.
+            embedding: ``[V, H]`` float32, bfloat16 or float16: the head's dtype, which all other tensors,
+                the activations and the cache share. A packed weight may be of any quantised format instead.
             fc: ``[H, 2H]`` in EAGLE-1, ``[H, F]`` in EAGLE-3.
             lm_head: ``[Vd, H]``.
             cos, sin: ``[max_positions, D/2]`` float32, from `eagle_cuda.attention.rope_table`; positions

@@ -98,6 +98,16 @@ def test_speculation_changes_the_metrics_and_not_the_tokens(folders, sampling):
     assert plain["finish_reason"] == "length"
 
 
+def test_a_quantised_head_changes_the_drafts_and_not_the_tokens(folders):
+    plain = generate(folders, "--prompt", "Hello")[0]
+    for weights in ("int8", "int4"):
+        (drafted,) = generate(folders, "--prompt", "Hello", "--head-format", weights)
+        assert drafted["tokens"] == plain["tokens"]
+        assert drafted["metrics"]["draft_tokens"] > 0
+    with pytest.raises(ValueError, match="^weight_format: expected one of fp8, int8, .* got 'bits'"):
+        generate(folders, "--prompt", "Hello", "--head-format", "bits")
+
+
 def test_options_reach_the_sampler(folders):
     def tokens(*arguments: str) -> list[int]:
         return generate(folders, "--prompt", "Hello", *arguments)[0]["tokens"]
