@@ -75,15 +75,16 @@ struct BFloat16Pairs : Pairs {
   }
 };
 
-// The odd k is the high byte of every word, the even k the one below; the sign stands at the top.
+// The odd k is the high byte of every word, the even k the one below. `enter` sees the codes as they lie.
 struct DecodeInt8 {
-  static __m512 odd(__m512i w) {
-    const __m512i magnitude = _mm512_and_si512(shift_right(w, 24), _mm512_set1_epi32(0x7f));
-    const __m512i sign = _mm512_and_si512(w, _mm512_set1_epi32(int(0x80000000u)));
-    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(to_floats(magnitude)), sign));
+  static __m512i enter(__m512i codes) {  // sign and magnitude to two's complement
+    const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi8(0x7f));
+    return _mm512_mask_sub_epi8(magnitude, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), magnitude);
   }
+  static __m512 odd(__m512i w) { return to_floats(shift_right_signed(w, 24)); }
 };
 struct DecodeFloat8 {
+  static __m512i enter(__m512i codes) { return codes; }
   static __m512 odd(__m512i w) {
     const __m512i bits = _mm512_and_si512(shift_right_signed(w, 4), _mm512_set1_epi32(int(0x87f00000u)));
     return _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0x1p120f));  // as to_float(float8_t)
@@ -94,7 +95,7 @@ struct Bytes : Pairs {
   static constexpr Scales kScales = Scales::kRow;
   static constexpr int kStepBytes = 64;
   static void load_group(const char* p, Weights (&w)[kGroupPanels]) {
-    const __m512i codes = _mm512_loadu_si512(p);
+    const __m512i codes = Decode::enter(_mm512_loadu_si512(p));
     const __m512i first = _mm512_unpacklo_epi16(codes, codes), second = _mm512_unpackhi_epi16(codes, codes);
     w[0] = {Decode::odd(shift_left(first, 8)), Decode::odd(first)};
     w[1] = {Decode::odd(shift_left(second, 8)), Decode::odd(second)};

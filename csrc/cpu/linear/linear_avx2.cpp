@@ -83,16 +83,16 @@ struct BFloat16Pairs : Pairs<DecodeBFloat16> {
   static Weights load(const char* p) { return {load_bytes(p), load_bytes(p + 32)}; }
 };
 
-// The odd k is the high byte of every word, the even k the one below; the sign stands at the top.
+// The odd k is the high byte of every word, the even k the one below. `enter` sees the codes as they lie.
 struct DecodeInt8 {
-  static __m256 odd(__m256i w) {
-    const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi32(w, 24), _mm256_set1_epi32(0x7f));
-    const __m256 sign = _mm256_and_ps(_mm256_castsi256_ps(w), _mm256_set1_ps(-0.0f));
-    return _mm256_or_ps(_mm256_cvtepi32_ps(magnitude), sign);
+  static __m256i enter(__m256i codes) {  // sign and magnitude to two's complement
+    return _mm256_sign_epi8(_mm256_and_si256(codes, _mm256_set1_epi8(0x7f)), codes);
   }
+  static __m256 odd(__m256i w) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 24)); }
   static __m256 even(__m256i w) { return odd(_mm256_slli_epi32(w, 8)); }
 };
 struct DecodeFloat8 {
+  static __m256i enter(__m256i codes) { return codes; }
   static __m256 odd(__m256i w) {
     const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(w, 4), _mm256_set1_epi32(int(0x87f00000u)));
     return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));  // as to_float(float8_t)
@@ -105,7 +105,7 @@ struct Bytes : Pairs<Decode> {
   static constexpr Scales kScales = Scales::kRow;
   static constexpr int kStepBytes = 64;
   static void load_group(const char* p, Weights (&w)[kGroupPanels]) {
-    const __m256i low = load_bytes(p), high = load_bytes(p + 32);
+    const __m256i low = Decode::enter(load_bytes(p)), high = Decode::enter(load_bytes(p + 32));
     w[0] = {_mm256_unpacklo_epi16(low, low), _mm256_unpacklo_epi16(high, high)};
     w[1] = {_mm256_unpackhi_epi16(low, low), _mm256_unpackhi_epi16(high, high)};
   }

@@ -39,7 +39,9 @@ struct Float8Code {
   static float value(uint8_t code) { return to_float(float8_t{code}); }
 };
 struct Int8Code {
-  static float value(uint8_t code) { return float(code & 0x80 ? -(code & 0x7f) : code); }
+  static float value(uint8_t code) {
+    return bits_float(float_bits(float(code & 0x7f)) | uint32_t(code & 0x80) << 24);
+  }
 };
 
 template <class Code>
