@@ -62,6 +62,8 @@ class Simulator:
             raise ValueError(f"path: expected an emulated extension, got {path}")
         self._library.simt_set_options.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_uint64]
         self._library.simt_set_options.restype = None
+        self._library.simt_set_device.argtypes = [ctypes.c_int, ctypes.c_int]
+        self._library.simt_set_device.restype = None
         self._library.simt_launches.argtypes = [ctypes.c_char_p]
         self._library.simt_launches.restype = ctypes.c_uint64
         self._library.simt_clear_counters.restype = None
@@ -77,6 +79,16 @@ class Simulator:
         """Schedules of the launches to come: in order for seed 0, else random; with `preempt`, also a switch
         at about one of so many memory accesses (checked builds)."""
         self._library.simt_set_options(seed, preempt, max_polls)
+
+    @contextlib.contextmanager
+    def device(self, *, multiprocessors: int = 132, compute_capability: int = 90) -> Iterator[None]:
+        """Another device within the block; what an op computes must not depend on it. Below 90 there are no
+        bulk copies, and less shared memory."""
+        self._library.simt_set_device(multiprocessors, compute_capability)
+        try:
+            yield
+        finally:
+            self._library.simt_set_device(132, 90)
 
     def launches(self, op: str) -> int:
         """How often `op` has run under the emulator in this process."""

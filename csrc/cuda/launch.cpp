@@ -17,4 +17,23 @@ void check_cuda(cudaError_t status, const char* expression, const char* file, in
   throw std::runtime_error(message.str());
 }
 
+namespace {
+
+int attribute(cudaDeviceAttr which) {
+  int device = 0, value = 0;
+  EAGLE_CUDA_CHECK(cudaGetDevice(&device));
+  EAGLE_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
+}  // namespace
+
+int multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
+
+size_t shared_memory_limit() {
+  return static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+}
+
+bool has_bulk_copies() { return attribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
+
 }  // namespace eagle::cuda

@@ -18,6 +18,12 @@ struct LaunchConfig {
   size_t shared_bytes = 0;  // sizeof the kernel's SharedMemory struct
 };
 
+// ---- what the current device has --------------------------------------------------------------------------
+
+int multiprocessors();
+size_t shared_memory_limit();  // bytes that a block may ask for
+bool has_bulk_copies();        // copy_bulk of device/ptx.cuh: compute capability 9.0 or newer
+
 template <class... Expected, class... Args>
 void launch(void (*kernel)(Expected...), const LaunchConfig& c, Args&&... args) {
   if (c.grid.x == 0 || c.grid.y == 0 || c.grid.z == 0) return;  // an empty problem is not an error

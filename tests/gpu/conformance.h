@@ -15,6 +15,7 @@ struct Case {
   void (*expected)(const uint32_t* in, uint32_t* out);
 };
 std::vector<Case> memory_cases();      // ptx_conformance.cu
+std::vector<Case> bulk_cases();        // bulk_conformance.cu
 std::vector<Case> matrix_cases();      // matrix_conformance.cu
 std::vector<Case> purity_cases();      // purity_conformance.cu
 std::vector<Case> planted_cases();     // the same, with faults to be found

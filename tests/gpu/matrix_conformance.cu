@@ -150,6 +150,51 @@ void product_by_hand(const uint32_t* in, uint32_t* out) {
       }
 }
 
+// ---- multiply_add_int8: whole range, the lane map from the matrix's side; a 16x32, b 32x8
+
+constexpr int kDeep = 32;
+
+__host__ __device__ constexpr int byte_at(uint32_t word, int i) { return static_cast<int8_t>(word >> 8 * i); }
+
+// Row i of a: eight words; row i of b: two; c behind them, a word each.
+__global__ void __launch_bounds__(32) byte_product_kernel(const uint32_t* in, uint32_t* out) {
+  const int lane = static_cast<int>(threadIdx.x), tile = static_cast<int>(blockIdx.x);
+  const int row = lane / 4, group = lane % 4;
+  const auto a = [&](int r, int word) { return load(in + word_at(tile, r * 8 + word)); };
+  const auto b = [&](int k) {  // bytes (k .. k + 3, column row)
+    uint32_t bytes = 0;
+    for (int i = 0; i < 4; ++i)
+      bytes |= static_cast<uint32_t>(
+                   byte_at(load(in + word_at(tile, kTile + (k + i) * 2 + row / 4)), row % 4) & 255)
+               << 8 * i;
+    return bytes;
+  };
+  int32_t c[4];
+  for (int i = 0; i < 4; ++i)
+    c[i] = static_cast<int32_t>(
+        load(in + word_at(tile, 2 * kTile + (row + i / 2 * 8) * kN + group * 2 + i % 2)));
+  multiply_add_int8(c, {a(row, group), a(row + 8, group), a(row, group + 4), a(row + 8, group + 4)},
+                    b(group * 4), b(group * 4 + 16));
+  for (int i = 0; i < 4; ++i)
+    store(out + tile * kTile + (row + i / 2 * 8) * kN + group * 2 + i % 2, static_cast<uint32_t>(c[i]));
+}
+
+void byte_product(const uint32_t* in, uint32_t* out, CUstream_st* stream) {
+  launch(byte_product_kernel, {.grid = kWords / kTile, .block = 32, .stream = stream}, in, out);
+}
+
+void byte_product_by_hand(const uint32_t* in, uint32_t* out) {
+  for (int tile = 0; tile < kWords / kTile; ++tile)
+    for (int row = 0; row < kM; ++row)
+      for (int column = 0; column < kN; ++column) {
+        uint32_t sum = in[word_at(tile, 2 * kTile + row * kN + column)];
+        for (int k = 0; k < kDeep; ++k)
+          sum += static_cast<uint32_t>(byte_at(in[word_at(tile, row * 8 + k / 4)], k % 4) *
+                                       byte_at(in[word_at(tile, kTile + k * 2 + column / 4)], column % 4));
+        out[tile * kTile + row * kN + column] = sum;
+      }
+}
+
 // ---- pack: every kind of number, NaN and infinity among them
 
 template <class T>
@@ -181,6 +226,7 @@ std::vector<Case> matrix_cases() {
       {"multiply_add fp16", product<half_t, false>, product_by_hand<false>},
       {"multiply_add of zeros bf16", product<bf16_t, true>, product_by_hand<true>},
       {"multiply_add of zeros fp16", product<half_t, true>, product_by_hand<true>},
+      {"multiply_add_int8", byte_product, byte_product_by_hand},
       {"pack bf16", packs<bf16_t>, packed<bf16_t>},
       {"pack fp16", packs<half_t>, packed<half_t>},
   };

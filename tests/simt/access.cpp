@@ -5,6 +5,8 @@
 
 #include "simt/async_copy.h"
 #include "simt/checker.h"
+#include "simt/landing.h"
+#include "simt/mbarrier.h"
 #include "simt/memory.h"
 #include "simt/names.h"
 #include "simt/report.h"
@@ -58,6 +60,9 @@ void touch_shared(Thread& thread, const Touch& touch) {
   }
   if (touch.write) note_progress();
   if (async_copy::in_flight) async_copy::touch(thread, touch);
+  if (landing::in_flight) landing::touch(thread, touch);
+  if (!touch.atomic && mbarrier::any())
+    mbarrier::touch(thread, touch.address, touch.size, touch.write, touch.pc);
   if (checked()) checker::touch_shared(thread, touch);
 }
 

@@ -14,6 +14,7 @@ struct Touch {
   const void* pc;
   Path path = Path::kCoherent;
   bool modify = false;  // a write whose result depends on what was there
+  bool starts = false;  // a read that ends elsewhere, and counts there
 };
 
 inline bool in_shared(const Thread& thread, uint64_t address) {

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "simt/landing.h"
 #include "simt/names.h"
 #include "simt/report.h"
 #include "simt/scheduler.h"
@@ -140,6 +141,22 @@ void copy_async_wait(int pending_groups) {
          int64_t(copies.pending[done].group) + pending_groups < int64_t(copies.groups))
     deliver(me, copies.pending[done++], pc);
   copies.pending.erase(copies.pending.begin(), copies.pending.begin() + std::ptrdiff_t(done));
+}
+
+// The thread's copies so far land by themselves, and then arrive at the barrier once.
+void copy_async_arrive(void* barrier) {
+  using namespace async_copy;
+  Thread& me = self();
+  const void* pc = __builtin_return_address(0);
+  Copies& copies = copies_of(me);
+  landing::Flight& flight = landing::start(me, barrier, false, pc);
+  for (const Copy& copy : copies.pending) {
+    started_at.erase(copy.to);
+    --in_flight;
+    landing::add(flight, {copy.to, copy.from, copy.bytes, kCopyBytes, copy.pc}, copy.value);
+  }
+  copies.pending.clear();
+  maybe_preempt();
 }
 
 }  // namespace simt

@@ -64,6 +64,7 @@ class Check {
       if (touch_.path == Path::kReadOnly && overlap(earlier, epoch) && !earlier_launch(earlier))
         return say("read-only load of what the launch writes", code_at(cell.write_place));
     }
+    if (touch_.starts) return true;
     if (touch_.path == Path::kReadOnly) mark_read_only(cell, epoch);
     const int oldest = ordered(cell.reads[0], thread_) ? 0 : 1;
     // Atomic reads race with less: they do not take the place of a plain one.
@@ -136,6 +137,13 @@ void touch_cells(Thread& thread, const Touch& touch, Cell* cells, uint64_t offse
   }
 }
 
+// The word's last writer must stand behind a fence.proxy.async for a copy that `thread` starts.
+bool shown(const Cell& cell, const Thread& thread) {
+  for (const Epoch& write : cell.writes)
+    if (write.bytes() && !shown_to_proxy(write, thread)) return false;
+  return true;
+}
+
 }  // namespace
 
 void begin_op(std::vector<memory::Extent>& extents) {
@@ -173,6 +181,53 @@ void touch_global(Thread& thread, const Touch& touch, const memory::Extent& exte
 void touch_shared(Thread& thread, const Touch& touch) {
   const uint64_t offset = touch.address - reinterpret_cast<uint64_t>(thread.block->shared);
   touch_cells(thread, touch, shared_cells[thread.home().slot], offset, false);
+}
+
+void touch_by_proxy(Thread& thread, const Touch& touch) {
+  if (!checked()) return;
+  const Cell* cells;
+  uint64_t offset;
+  if (in_shared(thread, touch.address)) {
+    cells = shared_cells[thread.home().slot];
+    offset = touch.address - reinterpret_cast<uint64_t>(thread.block->shared);
+  } else {
+    const memory::Extent* extent = memory::find(touch.address);
+    if (!extent || !extent->cells) return;
+    cells = extent->cells;
+    offset = touch.address - first_word(*extent) * kWord;
+  }
+  for (uint64_t word = offset / kWord; word * kWord < offset + touch.size; ++word) {
+    if (shown(cells[word], thread)) continue;
+    Unobserved guard;
+    report("missing fence.proxy.async", touch.pc, code_at(cells[word].write_place),
+           "a bulk copy of " + std::to_string(touch.size) + " bytes " + (touch.write ? "to " : "from ") +
+               place(thread, touch.address) + " started by " + name(thread) +
+               " need not see what was written there");
+    return;
+  }
+}
+
+void land(const Block& block, uint64_t address, uint32_t size, const Epoch& landed, const void* pc) {
+  const uint64_t offset = address - reinterpret_cast<uint64_t>(block.shared);
+  for (uint64_t word = offset / kWord; word * kWord < offset + size; ++word) {
+    Cell& cell = shared_cells[block.slot][word];
+    cell = {};
+    cell.writes[0] = cell.writes[1] = landed;
+    cell.write_place = place_of(pc);
+    cell.written = 15;
+  }
+}
+
+void end_read(uint64_t address, uint32_t size, const Epoch& landed, const void* pc) {
+  const memory::Extent* extent = memory::find(address);
+  if (!extent || !extent->cells) return;
+  const uint64_t offset = address - first_word(*extent) * kWord;
+  for (uint64_t word = offset / kWord; word * kWord < offset + size; ++word) {
+    Cell& cell = extent->cells[word];
+    const int older = cell.reads[0].time() <= cell.reads[1].time() ? 0 : 1;
+    cell.reads[older] = landed;
+    cell.read_places[older] = place_of(pc);
+  }
 }
 
 }  // namespace simt::checker

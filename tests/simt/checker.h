@@ -6,6 +6,7 @@
 #include "simt/access.h"
 #include "simt/machine.h"
 #include "simt/memory.h"
+#include "simt/shadow.h"
 
 namespace simt::checker {
 
@@ -28,6 +29,19 @@ void touch_shared(Thread& thread, const Touch& touch);
 // Threads that met know each other's past.
 void meet(Warp& warp, uint32_t lanes);
 void meet(Block& block);
+
+// A bulk copy starts that writes or reads these bytes: what other threads and this one did to them must have
+// been shown to the asynchronous proxy.
+void touch_by_proxy(Thread& thread, const Touch& touch);
+// A copy landed here: nobody may touch the bytes who has not learnt of `landed`.
+void land(const Block& block, uint64_t address, uint32_t size, const Epoch& landed, const void* pc);
+
+void end_read(uint64_t address, uint32_t size, const Epoch& landed, const void* pc);  // of its source
+
+// Arrivals at a barrier in shared memory, and what those who wait for them learn.
+void arrive(Thread& thread, Published& at);
+void learn(Thread& thread, const Published& from);
+void fence_proxy(Thread& thread);
 
 void fence(Thread& thread, Scope scope);
 void load(Thread& thread, const void* p, Order order, Scope scope);

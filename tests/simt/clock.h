@@ -45,13 +45,15 @@ class Clock {
   Times* times_ = nullptr;
 };
 
-// What releases and fences made known: to every thread of the device, and to those of one block.
+// What releases and fences made known: to every thread of the device, and to those of one block; and of that,
+// what a fence.proxy.async has shown to the asynchronous proxy.
 struct Published {
-  Clock device, block;
+  Clock device, block, proxied;
 };
 
 struct ThreadClock {
   Clock known;
+  Clock proxied;       // what bulk copies see if this thread starts them: behind a fence.proxy.async
   uint32_t now;        // this thread's own time; rises when something of it is published
   Published fenced;    // what the last fence lets later relaxed writes publish
   Published observed;  // what relaxed reads have seen: known after the next fence

@@ -19,13 +19,17 @@ namespace {
 constexpr uint64_t kGarbage = 0xdeadbeefdeadbeef;
 
 const char* name(Collective op) {
-  static constexpr const char* kNames[] = {"__shfl_sync",       "__shfl_up_sync",    "__shfl_down_sync",
-                                           "__shfl_xor_sync",   "__ballot_sync",     "__any_sync",
-                                           "__all_sync",        "__match_any_sync",  "__reduce_add_sync",
-                                           "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
-                                           "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync",
-                                           "__reduce_xor_sync", "__syncwarp",        "ldmatrix",
-                                           "ldmatrix.trans",    "mma.bf16",          "mma.f16"};
+  static constexpr const char* kNames[] = {"__shfl_sync",       "__shfl_up_sync",
+                                           "__shfl_down_sync",  "__shfl_xor_sync",
+                                           "__ballot_sync",     "__any_sync",
+                                           "__all_sync",        "__match_any_sync",
+                                           "__reduce_add_sync", "__reduce_min_sync",
+                                           "__reduce_max_sync", "__reduce_min_sync",
+                                           "__reduce_max_sync", "__reduce_and_sync",
+                                           "__reduce_or_sync",  "__reduce_xor_sync",
+                                           "__syncwarp",        "ldmatrix",
+                                           "ldmatrix.trans",    "mma.bf16",
+                                           "mma.f16",           "mma.s8"};
   return kNames[static_cast<int>(op)];
 }
 
@@ -134,6 +138,9 @@ void execute(Warp& warp, const Gathering& g) {
     case Collective::kMultiplyBf16:
     case Collective::kMultiplyHalf:
       matrix::multiply_add(warp, g.arrived, g.op == Collective::kMultiplyBf16);
+      break;
+    case Collective::kMultiplyInt8:
+      matrix::multiply_add_int8(warp, g.arrived);
       break;
     default: {
       const bool votes = g.op <= Collective::kAll;

@@ -16,6 +16,10 @@ void simt_set_options(uint64_t seed, int preempt, uint64_t max_polls) {
   simt::options() = {.seed = seed, .preempt = preempt, .max_polls = max_polls};
 }
 
+void simt_set_device(int multiprocessors, int compute_capability) {
+  simt::device_model() = {multiprocessors, compute_capability};
+}
+
 uint64_t simt_launches(const char* op) { return simt::launches(op); }
 
 void simt_clear_counters() {

@@ -15,6 +15,13 @@ struct Options {
 };
 Options& options();
 
+// The device as launchers see it. What a kernel computes must not depend on it.
+struct DeviceModel {
+  int multiprocessors = 132;
+  int compute_capability = 90;  // below: no bulk copies, less shared memory
+};
+DeviceModel& device_model();
+
 // What device code may touch, for the life of the object. Bytes of an `out` region are uninitialised until a
 // kernel writes them; whatever lies in no region is out of bounds.
 enum class Access : uint8_t { kIn, kOut, kInOut };

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "simt/checker.h"
+#include "simt/emulator.h"
 #include "simt/host_limits.h"
 #include "simt/machine.h"
 #include "simt/memory.h"
@@ -12,10 +13,23 @@
 
 namespace {
 
-constexpr int kMultiprocessors = 132;
 constexpr size_t kSharedWithoutOptIn = 48 * 1024;
-constexpr size_t kSharedPerMultiprocessor = 228 * 1024, kSharedReserved = 1024;
+constexpr size_t kSharedReserved = 1024;  // of each block
 constexpr int kThreadsPerMultiprocessor = 2048, kBlocksPerMultiprocessor = 32;
+
+size_t shared_per_multiprocessor() {
+  switch (simt::device_model().compute_capability) {
+    case 80:
+      return 164 * 1024;
+    case 86:
+    case 89:
+    case 120:
+      return 100 * 1024;
+    default:
+      return simt::kSharedBytes + kSharedReserved;
+  }
+}
+size_t most_shared() { return shared_per_multiprocessor() - kSharedReserved; }
 
 std::map<const void*, size_t> shared_limits;
 std::mutex shared_limits_mutex;
@@ -54,19 +68,19 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   if (device != 0) return cudaErrorInvalidValue;
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
-      *value = kMultiprocessors;
+      *value = simt::device_model().multiprocessors;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = 9;
+      *value = simt::device_model().compute_capability / 10;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = 0;
+      *value = simt::device_model().compute_capability % 10;
       return cudaSuccess;
     case cudaDevAttrCooperativeLaunch:
       *value = 1;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = int(simt::kSharedBytes);
+      *value = int(most_shared());
       return cudaSuccess;
     default:
       return cudaErrorInvalidValue;
@@ -89,8 +103,7 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
 }
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-      size_t(value) > simt::kSharedBytes)
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || size_t(value) > most_shared())
     return cudaErrorInvalidValue;
   std::lock_guard guard(shared_limits_mutex);
   shared_limits[kernel] = size_t(value);
@@ -100,12 +113,17 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int block_threads,
                                                           size_t shared_bytes) {
   if (block_threads < 1 || block_threads > int(simt::kMaxBlockThreads)) return cudaErrorInvalidValue;
-  const int by_shared = int(kSharedPerMultiprocessor / (shared_bytes + kSharedReserved));
+  const int by_shared = int(shared_per_multiprocessor() / (shared_bytes + kSharedReserved));
   *blocks = std::min({kThreadsPerMultiprocessor / block_threads, kBlocksPerMultiprocessor, by_shared});
   return cudaSuccess;
 }
 
 namespace simt {
+
+DeviceModel& device_model() {
+  static DeviceModel model;
+  return model;
+}
 
 cudaError_t check_limits(const cudaLaunchConfig_t& config, const void* kernel, bool cooperative) {
   const dim3 &grid = config.gridDim, &block = config.blockDim;
@@ -119,8 +137,9 @@ cudaError_t check_limits(const cudaLaunchConfig_t& config, const void* kernel, b
   int per_multiprocessor = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, int(threads),
                                                 config.dynamicSmemBytes);
-  return blocks > uint64_t(per_multiprocessor) * kMultiprocessors ? cudaErrorCooperativeLaunchTooLarge
-                                                                  : cudaSuccess;
+  return blocks > uint64_t(per_multiprocessor) * device_model().multiprocessors
+             ? cudaErrorCooperativeLaunchTooLarge
+             : cudaSuccess;
 }
 
 }  // namespace simt

@@ -13,6 +13,8 @@
 #include "simt/emulator.h"
 #include "simt/host.h"
 #include "simt/host_limits.h"
+#include "simt/landing.h"
+#include "simt/mbarrier.h"
 #include "simt/scheduler.h"
 
 namespace simt {
@@ -103,6 +105,8 @@ void run_wave(uint32_t first_block, uint32_t blocks) {
   checker::begin_wave();
   const size_t threads = size_t(blocks) * running.block_threads;
   start(running.threads[options().seed ? random_number() % threads : 0]);
+  landing::clear();
+  mbarrier::clear();
 }
 
 }  // namespace
@@ -132,7 +136,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   running.argument_bytes = argument_bytes;
   running.shared_bytes = uint32_t(config.dynamicSmemBytes);
   running.block_threads = block.x * block.y * block.z;
-  running.polls = running.unlogged_reads = 0;
+  running.polls = running.unlogged_reads = running.polls_in_flight = 0;
   const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z, resident = resident_blocks_of(config, blocks);
   running.stacks.reserve(resident * running.block_threads);
   if (running.threads.size() < resident * running.block_threads)

@@ -90,8 +90,9 @@ struct Launch {
   void* host_context;
   void* os_thread;
   bool aborted;
-  uint64_t polls;           // since memory last changed
-  uint64_t unlogged_reads;  // plain ones of global memory
+  uint64_t polls;            // since memory last changed
+  uint32_t polls_in_flight;  // while a copy is under way
+  uint64_t unlogged_reads;   // plain ones of global memory
 };
 
 inline Launch running;

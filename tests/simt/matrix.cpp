@@ -1,5 +1,5 @@
 // ldmatrix and mma.sync, from the tables of the PTX ISA ("Matrix Fragments for
-// mma.m16n8k16" and "ldmatrix"). Written from the matrix's side (which lane and
+// mma.m16n8k16", "... m16n8k32" and "ldmatrix"). Written from the matrix's side (which lane and
 // register holds element i, k); selftest/matrix.cu has them from the thread's.
 //
 // The numbers: exact products, their sum and the accumulator added once and
@@ -85,6 +85,25 @@ void multiply_add(Warp& warp, uint32_t lanes, bool bf16) {
   }
 }
 
+// Elements of 8 bits: four to a register where there were two.
+void multiply_add_int8(Warp& warp, uint32_t lanes) {
+  if (lanes != kAllLanes) return;
+  constexpr int kBytesDeep = 32;
+  const auto byte_of = [](uint32_t word, int i) { return int8_t(uint8_t(word >> 8 * i)); };
+  for (int i = 0; i < kRows; ++i)
+    for (int j = 0; j < kColumns; ++j) {
+      uint32_t& c = operands(warp, 4 * (i % 8) + j / 2).c[i / 8 * 2 + j % 2];
+      int32_t sum = 0;  // at most 2^19
+      for (int k = 0; k < kBytesDeep; ++k) {
+        const int group = k % 16 / 4,
+                  half = k / 16;  // (i, k): lane 4 (i % 8) + k % 16 / 4, register i / 8 + 2 (k / 16)
+        sum += byte_of(operands(warp, 4 * (i % 8) + group).a[i / 8 + 2 * half], k % 4) *
+               byte_of(operands(warp, 4 * j + group).b[half], k % 4);
+      }
+      c += uint32_t(sum);
+    }
+}
+
 }  // namespace matrix
 
 // ---- called by device code
@@ -105,15 +124,27 @@ Bits load_matrices(const void* row, bool transposed) {
   return result;
 }
 
-Bits multiply_add(Bits a, uint64_t b, Bits c, bool bf16) {
+namespace {
+
+Bits multiply_at(Collective op, Bits a, uint64_t b, Bits c, const void* pc) {
   matrix::Operands operands;
   std::memcpy(operands.a, &a, sizeof a);
   std::memcpy(operands.b, &b, sizeof b);
   std::memcpy(operands.c, &c, sizeof c);
-  collective_at(bf16 ? Collective::kMultiplyBf16 : Collective::kMultiplyHalf, kAllLanes,
-                reinterpret_cast<uint64_t>(&operands), 0, 32, __builtin_return_address(0));
+  collective_at(op, kAllLanes, reinterpret_cast<uint64_t>(&operands), 0, 32, pc);
   std::memcpy(&c, operands.c, sizeof c);
   return c;
+}
+
+}  // namespace
+
+Bits multiply_add(Bits a, uint64_t b, Bits c, bool bf16) {
+  return multiply_at(bf16 ? Collective::kMultiplyBf16 : Collective::kMultiplyHalf, a, b, c,
+                     __builtin_return_address(0));
+}
+
+Bits multiply_add_int8(Bits a, uint64_t b, Bits c) {
+  return multiply_at(Collective::kMultiplyInt8, a, b, c, __builtin_return_address(0));
 }
 
 }  // namespace simt

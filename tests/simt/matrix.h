@@ -18,5 +18,6 @@ struct Operands {
 // Nothing without all 32 lanes, which has been reported then.
 void load(Warp& warp, uint32_t lanes, bool transposed);
 void multiply_add(Warp& warp, uint32_t lanes, bool bf16);
+void multiply_add_int8(Warp& warp, uint32_t lanes);
 
 }  // namespace simt::matrix

@@ -8,6 +8,8 @@
 
 #include "simt/async_copy.h"
 #include "simt/emulator.h"
+#include "simt/landing.h"
+#include "simt/mbarrier.h"
 #include "simt/names.h"
 #include "simt/report.h"
 #include "simt/waits.h"
@@ -138,13 +140,24 @@ void count_full_logs(Warp& warp) {
     for (const auto& [place, group] : groups)
       message += (message.empty() ? "" : "; ") + std::to_string(group.threads) + " in " + place + ", first " +
                  group.first;
-    report(kind, pc, nullptr, message);
+    report(kind, pc, nullptr, message + mbarrier::states());
   }
   abort_launch();
 }
 
-[[noreturn]] void run_others(Thread& me) {
+// Where nobody can run, copies land until someone can.
+Thread* next_or_landing(Thread& me) {
   Thread* other = next(me, false);
+  while (!other && landing::land_one(false)) other = next(me, false);
+  return other;
+}
+
+void land_at_random() {
+  if (random_schedule && landing::in_flight && random_number() % 4 == 0) landing::land_one(true);
+}
+
+[[noreturn]] void run_others(Thread& me) {
+  Thread* other = next_or_landing(me);
   if (!other) report_stuck("deadlock", me.waits_at);
   current = other;
   simt_switch_context(&me.context, other->context);
@@ -186,8 +199,9 @@ void wait(const char* what, const void* pc) {
     return;
   }
   clear_ready(me);
+  land_at_random();
   if (!warp.ready && warp.log_full) count_full_logs(warp);
-  Thread* other = next(me, false);
+  Thread* other = next_or_landing(me);
   if (!other) report_stuck("deadlock", pc);
   switch_to(me, *other);
 }
@@ -199,11 +213,14 @@ void poll_at(const void* pc, uint64_t cost) {
   running.polls += cost;
   if (running.polls > options().max_polls) report_stuck("livelock", pc);
   if (me.warp->log_full) count_full_logs(*me.warp);
+  constexpr uint32_t kPollsPerLanding = 32;
+  if (landing::in_flight && ++running.polls_in_flight % kPollsPerLanding == 0) landing::land_one(true);
   switch_to(me, *next(me, true));
 }
 
 void reschedule() {
   if (!random_schedule) return;
+  land_at_random();
   Thread& me = self();
   me.waits_in = nullptr;
   switch_to(me, *next(me, false));
@@ -252,6 +269,7 @@ void exit_thread() {
   release_waiters_of(me);
   if (!warp.alive) account_traffic(warp);
   if (!warp.ready && warp.log_full) count_full_logs(warp);
+  if (block.alive == 0 && mbarrier::any()) landing::exit(block, me);
   if (block.alive == 0 && --running.blocks_left == 0) {
     current = nullptr;
     simt_switch_context(&me.context, running.host_context);

@@ -17,7 +17,7 @@ namespace {
 constexpr int kLanes = 32;
 constexpr int kBanks = 32;
 constexpr uint64_t kSectorBytes = 32;
-constexpr uint32_t kMaxRequestBytes = 16;  // per lane; a longer range is several requests
+constexpr uint32_t kMaxRequestBytes = 16;  // per lane; a longer range of shared memory is several
 
 // One instruction of one warp: the lanes that take part, in order.
 struct Request {
@@ -61,6 +61,17 @@ Cost sectors_of(const Request& request) {
   }
   const uint64_t packed = (uint64_t(request.size) * request.count + kSectorBytes - 1) / kSectorBytes;
   return {n, std::min<uint64_t>(n, packed)};
+}
+
+// A bulk copy is one request, however long.
+Cost sectors_of_ranges(const Request& request) {
+  Cost cost{0, 0};
+  for (int i = 0; i < request.count; ++i) {
+    const uint64_t first = request.address[i] / kSectorBytes;
+    cost.units += (request.address[i] + request.size - 1) / kSectorBytes - first + 1;
+    cost.ideal += (request.size + kSectorBytes - 1) / kSectorBytes;
+  }
+  return cost;
 }
 
 // ---- shared memory: wavefronts -------------------------------------------------------------------------
@@ -117,7 +128,7 @@ struct SiteHash {
 std::unordered_map<SiteKey, Site, SiteHash> sites;
 
 void add(const Request& request) {
-  if (request.size > kMaxRequestBytes) {
+  if (request.shared && request.size > kMaxRequestBytes) {
     Request part = request;
     for (uint32_t done = 0; done < request.size; done += kMaxRequestBytes) {
       part.size = std::min(kMaxRequestBytes, request.size - done);
@@ -127,7 +138,9 @@ void add(const Request& request) {
     return;
   }
   const uint64_t bytes = uint64_t(request.size) * request.count;
-  const Cost cost = request.shared ? wavefronts_of(request) : sectors_of(request);
+  const Cost cost = request.shared                    ? wavefronts_of(request)
+                    : request.size > kMaxRequestBytes ? sectors_of_ranges(request)
+                                                      : sectors_of(request);
   Counters& sum = counters();
   if (request.shared) {
     (request.write ? sum.shared_store_requests : sum.shared_load_requests) += 1;

@@ -4,7 +4,10 @@
 //
 // Global memory that matters is read and written through load and store: one instruction each, of 1, 2, 4, 8
 // or 16 bytes, which is what the traffic counters count. Words through which threads synchronise are read by
-// load_acquire (polling included), written by store_release and counted by atomic_add_acq_rel.
+// load_acquire (polling included), written by store_release and counted by atomic_add_acq_rel or add_release.
+//
+// Bulk copies need compute capability 9.0: where a comment says so, code for older devices traps, and the
+// host must choose another way (has_bulk_copies() of cuda/launch.h).
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -14,6 +17,12 @@
 namespace eagle::cuda {
 
 enum class Scope { kBlock, kDevice };  // whose threads take part: PTX's .cta and .gpu
+
+// A barrier in shared memory with phases. A phase is over when all arrivals and all bytes expected in it are
+// there; the next one begins at once. Phases have parities 0, 1, 0, ...
+struct Mbarrier {
+  uint64_t state;
+};
 
 #if defined(__CUDACC__)
 
@@ -69,15 +78,111 @@ __device__ __forceinline__ uint32_t atomic_add_acq_rel(uint32_t* p, uint32_t val
   return old;
 }
 
+// The same for who does not ask what the word was.
+template <Scope kScope>
+__device__ __forceinline__ void add_release(uint32_t* p, uint32_t value) {
+  if constexpr (kScope == Scope::kBlock)
+    asm volatile("red.release.cta.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+  else
+    asm volatile("red.release.gpu.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// ---- barriers in shared memory
+// ---------------------------------------------------------------------------------
+
+// Once a launch, by one thread; others may use it behind mbarrier_init_fence() of that thread and a barrier
+// of the block.
+__device__ __forceinline__ void mbarrier_init(Mbarrier* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// What this thread knows done before, it has done to the barrier and to what follows: release, acquire.
+__device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier) {
+  asm volatile(
+      "{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(shared_address(barrier))
+      : "memory");
+}
+
+// Whether the phase of this parity is over; if so, everything that arrived in it is seen.
+__device__ __forceinline__ bool mbarrier_try_wait(const Mbarrier* barrier, uint32_t parity) {
+  uint32_t over;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .pred over;\nmbarrier.try_wait.parity.shared.b64 over, [%1], %2;\nselp.u32 %0, 1, 0, over;\n}"
+      : "=r"(over)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#else
+  asm volatile(
+      "{\n.reg .pred over;\nmbarrier.test_wait.parity.shared.b64 over, [%1], %2;\nselp.u32 %0, 1, 0, over;\n}"
+      : "=r"(over)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#endif
+  return over != 0;
+}
+
+__device__ __forceinline__ void mbarrier_wait(const Mbarrier* barrier, uint32_t parity) {
+  while (!mbarrier_try_wait(barrier, parity)) {
+  }
+}
+
+#if __CUDA_ARCH__ >= 900
+
+// Initialisations by this thread are seen by bulk copies too.
+__device__ __forceinline__ void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// What this thread knows written by loads and stores, bulk copies that start behind it see and may overwrite.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// From 9.0 on. Arrives, and expects so many more bytes in the phase.
+__device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// From 9.0 on. One thread copies `bytes` from global memory, which count at the barrier when they are there.
+// Bytes and both addresses are multiples of 16. In flight until the phase is over; who waits for it sees
+// them.
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes, Mbarrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+#else
+
+__device__ __forceinline__ void mbarrier_init_fence() {}
+__device__ __forceinline__ void fence_proxy_async() {}
+__device__ __forceinline__ void mbarrier_arrive_expect(Mbarrier*, uint32_t) { __trap(); }
+__device__ __forceinline__ void copy_bulk(void*, const void*, uint32_t, Mbarrier*) { __trap(); }
+
+#endif
+
 // ---- copies to shared memory that the thread waits for
 // ---------------------------------------------------------
 
 // 16 bytes, past L1: the first `bytes` (0 to 16) from global memory, the others zero. Both addresses a
 // multiple of 16. In flight until copy_async_wait; other threads see the bytes behind a barrier after that.
 __device__ __forceinline__ void copy_async(void* to, const void* from, int bytes) {
-  const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from), "r"(bytes)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(bytes)
                : "memory");
+}
+
+// The thread's copies so far arrive at the barrier, once, when they are all there: instead of a wait. The
+// barrier counts one arrival for each thread that calls it.
+__device__ __forceinline__ void copy_async_arrive(Mbarrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // Ends a group of copies.
@@ -95,22 +200,20 @@ __device__ __forceinline__ void copy_async_wait() {
 // Four 8x8 matrices of 16-bit elements. Lane 8 i + r gives the address of row r of matrix i; word i of lane 4
 // r + c holds elements 2 c and 2 c + 1 of row r of matrix i.
 __device__ __forceinline__ uint4 load_matrices(const void* row) {
-  const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   uint4 x;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(shared)
+               : "r"(shared_address(row))
                : "memory");
   return x;
 }
 
 // The same of the transposed matrices: column r instead of row r.
 __device__ __forceinline__ uint4 load_matrices_transposed(const void* row) {
-  const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   uint4 x;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(shared)
+               : "r"(shared_address(row))
                : "memory");
   return x;
 }
@@ -132,6 +235,16 @@ __device__ __forceinline__ void multiply_add<half_t>(float (&c)[4], uint4 a, uin
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// The same of signed bytes, exact: a 16x32, b 32x8, c 16x8. Lane 4 r + s: a.x, a.y: rows r and r + 8, columns
+// 4 s to 4 s + 3; a.z, a.w: 16 columns further; b0: rows 4 s to 4 s + 3 of column r; b1: 16 rows further; c
+// as above.
+__device__ __forceinline__ void multiply_add_int8(int32_t (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
@@ -191,6 +304,33 @@ __forceinline__ uint32_t atomic_add_acq_rel(uint32_t* p, uint32_t value) {
   return simt::atomic(simt::Atomic::kAdd, p, value, 0u, simt::Order::kAcquireRelease, simt::Scope(kScope));
 }
 
+template <Scope kScope>
+__forceinline__ void add_release(uint32_t* p, uint32_t value) {
+  simt::atomic(simt::Atomic::kAdd, p, value, 0u, simt::Order::kRelease, simt::Scope(kScope));
+}
+
+__forceinline__ void mbarrier_init(Mbarrier* barrier, uint32_t arrivals) {
+  simt::mbarrier_init(barrier, arrivals);
+}
+__forceinline__ void mbarrier_init_fence() { simt::fence_proxy_async(); }
+__forceinline__ void mbarrier_arrive(Mbarrier* barrier) { simt::mbarrier_arrive(barrier, 0); }
+__forceinline__ void mbarrier_arrive_expect(Mbarrier* barrier, uint32_t bytes) {
+  simt::need_bulk_copies();
+  simt::mbarrier_arrive(barrier, bytes);
+}
+__forceinline__ bool mbarrier_try_wait(const Mbarrier* barrier, uint32_t parity) {
+  return simt::mbarrier_try_wait(barrier, parity);
+}
+__forceinline__ void mbarrier_wait(const Mbarrier* barrier, uint32_t parity) {
+  simt::mbarrier_wait(barrier, parity);
+}
+__forceinline__ void fence_proxy_async() { simt::fence_proxy_async(); }
+__forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes, Mbarrier* barrier) {
+  simt::need_bulk_copies();
+  simt::copy_bulk(to, from, bytes, barrier);
+}
+__forceinline__ void copy_async_arrive(Mbarrier* barrier) { simt::copy_async_arrive(barrier); }
+
 __forceinline__ void copy_async(void* to, const void* from, int bytes) { simt::copy_async(to, from, bytes); }
 __forceinline__ void copy_async_commit() { simt::copy_async_commit(); }
 template <int kGroups>
@@ -216,6 +356,17 @@ __forceinline__ void multiply_add(float (&c)[4], uint4 a, uint32_t b0, uint32_t 
   c[1] = __uint_as_float(after.y);
   c[2] = __uint_as_float(after.z);
   c[3] = __uint_as_float(after.w);
+}
+
+__forceinline__ void multiply_add_int8(int32_t (&c)[4], uint4 a, uint32_t b0, uint32_t b1) {
+  const uint4 before{uint32_t(c[0]), uint32_t(c[1]), uint32_t(c[2]), uint32_t(c[3])};
+  const uint4 after = __builtin_bit_cast(
+      uint4, simt::multiply_add_int8(__builtin_bit_cast(simt::Bits, a), uint64_t(b1) << 32 | b0,
+                                     __builtin_bit_cast(simt::Bits, before)));
+  c[0] = int32_t(after.x);
+  c[1] = int32_t(after.y);
+  c[2] = int32_t(after.z);
+  c[3] = int32_t(after.w);
 }
 
 template <class T>

@@ -15,7 +15,7 @@ enum class Builds { kBoth, kChecked };  // kChecked: the fast build would see no
 
 struct Case {
   const char* name;
-  const char* kind;  // of the report that must come; "race": any race; "": none may
+  const char* kind;  // of the report that must come; "race": any race; "x or y": either; "": none may
   bool (*run)();     // whether the numbers are right; throws what was found
   Builds builds = Builds::kBoth;
   const char* skip = nullptr;  // why it cannot run here
@@ -31,6 +31,7 @@ std::vector<Case> number_cases();
 std::vector<Case> float_type_cases();
 std::vector<Case> traffic_cases();
 std::vector<Case> async_copy_cases();
+std::vector<Case> bulk_copy_cases();
 std::vector<Case> matrix_cases();
 
 // One op under the emulator.

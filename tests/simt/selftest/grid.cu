@@ -100,6 +100,16 @@ __device__ void meet_by_order(uint32_t* arrived, Gap gap) {
     }
 }
 
+// As a barrier of the product does: who arrives does not ask for the count.
+__device__ void meet_by_reduction(uint32_t* arrived, Gap gap) {
+  if (gap != Gap::kProducer)
+    eagle::cuda::add_release<Scope::kDevice>(arrived, 1u);
+  else
+    atomicAdd(arrived, 1u);
+  while (load_acquire<Scope::kDevice>(arrived) < gridDim.x) {
+  }
+}
+
 template <void (*kMeet)(uint32_t*, Gap)>
 __global__ void __launch_bounds__(kThreads)
     grid_barrier_kernel(int32_t* x, int32_t* y, uint32_t* arrived, Gap gap) {
@@ -207,6 +217,9 @@ std::vector<Case> grid_cases() {
       {"count/plain", "race", count<false>, kChecked},
       {"grid_barrier/fences", "", exchange<meet_by_fences, Gap::kNone>, kChecked},
       {"grid_barrier/order", "", exchange<meet_by_order, Gap::kNone>},
+      {"grid_barrier/reduction", "", exchange<meet_by_reduction, Gap::kNone>},
+      {"grid_barrier/reduction_no_release", "race read-after-write",
+       exchange<meet_by_reduction, Gap::kProducer>, kChecked},
       {"grid_barrier/missing", "race read-after-write", exchange<meet_by_order, Gap::kAll>, kChecked},
       {"grid_barrier/no_producer_fence", "race read-after-write", exchange<meet_by_fences, Gap::kProducer>,
        kChecked},

@@ -11,6 +11,7 @@ using eagle::half_t;
 using eagle::cuda::load_matrices;
 using eagle::cuda::load_matrices_transposed;
 using eagle::cuda::multiply_add;
+using eagle::cuda::multiply_add_int8;
 using eagle::cuda::pack;
 
 // ---- four 8x8 matrices from shared memory
@@ -157,6 +158,52 @@ bool nothing_added() {
   return true;
 }
 
+// ---- signed bytes
+// --------------------------------------------------------------------------------------------
+
+constexpr int kBytesDeep = 32;
+
+// Thread's elements of .s8, in the words of the PTX ISA; c as in Place.
+struct BytePlace : Place {
+  int a_row(int i) const { return (i >= 0 && i < 4) || (i >= 8 && i < 12) ? group : group + 8; }
+  int a_column(int i) const { return i < 8 ? in_group * 4 + (i & 3) : in_group * 4 + (i & 3) + 16; }
+  int b_row(int i) const { return i < 4 ? in_group * 4 + (i & 3) : in_group * 4 + (i & 3) + 16; }
+};
+
+__global__ void __launch_bounds__(32) byte_product_kernel(const int8_t* a, const int8_t* b, int32_t* c) {
+  const BytePlace at;
+  uint32_t x[4] = {}, y[2] = {};
+  for (int i = 0; i < 16; ++i)
+    x[i / 4] |= uint32_t(uint8_t(load(a + at.a_row(i) * kBytesDeep + at.a_column(i)))) << 8 * (i % 4);
+  for (int i = 0; i < 8; ++i)
+    y[i / 4] |= uint32_t(uint8_t(load(b + at.b_row(i) * kN + at.b_column(i)))) << 8 * (i % 4);
+  int32_t z[4];
+  for (int i = 0; i < 4; ++i) z[i] = load(c + at.c_row(i) * kN + at.c_column(i));
+  multiply_add_int8(z, {x[0], x[1], x[2], x[3]}, y[0], y[1]);
+  for (int i = 0; i < 4; ++i) store(c + at.c_row(i) * kN + at.c_column(i), z[i]);
+}
+
+// With the largest factors and with accumulators that wrap around.
+bool byte_product() {
+  Buffer<int8_t> a(kM * kBytesDeep), b(kBytesDeep * kN);
+  Buffer<int32_t> c(kM * kN);
+  std::vector<int32_t> want(kM * kN);
+  for (int i = 0; i < kM * kBytesDeep; ++i) a[i] = int8_t(i < 64 ? -128 : i * 37 % 256 - 128);
+  for (int i = 0; i < kBytesDeep * kN; ++i) b[i] = int8_t(i % 8 == 0 ? -128 : i * 91 % 256 - 128);
+  for (int i = 0; i < kM; ++i)
+    for (int j = 0; j < kN; ++j) {
+      c[i * kN + j] = i == 15 ? 0x7fffffff - j : i * 1000 - j;
+      uint32_t sum = uint32_t(c[i * kN + j]);
+      for (int k = 0; k < kBytesDeep; ++k) sum += uint32_t(a[i * kBytesDeep + k] * b[k * kN + j]);
+      want[i * kN + j] = int32_t(sum);
+    }
+  emulate({a.in("a"), b.in("b"), c.inout("c")},
+          [&] { launch(byte_product_kernel, {.grid = 1, .block = 32}, a.data(), b.data(), c.data()); });
+  for (int i = 0; i < kM * kN; ++i)
+    if (c[i] != want[i]) return false;
+  return true;
+}
+
 // ---- rounding
 // ----------------------------------------------------------------------------------------------
 
@@ -199,6 +246,7 @@ std::vector<Case> matrix_cases() {
       {"product/half_rows_and_columns_apart", "", apart<half_t>},
       {"product/bf16_nothing_added", "", nothing_added<bf16_t>},
       {"product/half_nothing_added", "", nothing_added<half_t>},
+      {"product/bytes", "", byte_product},
       {"rounding/bf16", "", rounding<bf16_t>},
       {"rounding/half", "", rounding<half_t>},
   };

@@ -66,7 +66,8 @@ bool account_global() {
          is(4, {1, 2, 32}, [](int i) { return i % 4 == 0 ? 4096 + i * 2 : -1; }) &&  // every fourth lane
          is(4, {1, 1, 4}, [](int i) { return i == 31 ? 4096 : -1; }) &&
          is(4, {0, 0, 0}, [](int) { return -1; }) &&
-         is(64, {4, 128, 2048}, [](int i) { return 4096 + i * 64; });  // longer than an instruction moves
+         is(64, {1, 64, 2048}, [](int i) { return 4096 + i * 64; }) &&  // bulk copies
+         is(4096, {1, 129, 4096}, [](int i) { return i == 7 ? 4112 : -1; });
 }
 
 // requests, wavefronts, ideal

@@ -72,6 +72,7 @@ enum class Collective : uint8_t {
   kLoadTransposed,
   kMultiplyBf16,
   kMultiplyHalf,
+  kMultiplyInt8,
 };
 // The lanes of `mask` give one value each and take the result. Shuffles take a lane or a distance and a
 // width.
@@ -130,13 +131,22 @@ void copy_async(void* to, const void* from, int bytes);
 void copy_async_commit();
 void copy_async_wait(int pending_groups);
 
+// ---- barriers in shared memory, and copies that end at one ------------------------------------------------
+
+void mbarrier_init(void* p, uint32_t arrivals);
+void mbarrier_arrive(void* p, uint32_t bytes);           // and expects so many bytes
+bool mbarrier_try_wait(const void* p, uint32_t parity);  // other threads run first
+void mbarrier_wait(const void* p, uint32_t parity);
+void need_bulk_copies();  // the launch ends where the device has none
+void copy_bulk(void* to, const void* from, uint32_t bytes, void* barrier);
+void copy_async_arrive(void* barrier);
+void fence_proxy_async();
+
 // ---- matrix instructions: all 32 lanes -------------------------------------------------------------------
 
 Bits load_matrices(const void* row, bool transposed);
 Bits multiply_add(Bits a, uint64_t b, Bits c, bool bf16);
-
-// Places for later kernels: bulk copies and mbarrier come with the draft kernel. Each is declared here,
-// called by its twin in device/ptx.cuh, and has a source file of its own.
+Bits multiply_add_int8(Bits a, uint64_t b, Bits c);
 
 }  // namespace simt
 
