@@ -222,7 +222,7 @@ def test_unknown_case():
 # ---- counters and reports -----------------------------------------------------------------------
 
 # Who polls takes as many turns as the schedule has it.
-POLLING = {"grid_barrier", "flag", "lock", "wait", "atomic_totals"}
+POLLING = {"phases", "often", "grid", "grid_barrier", "flag", "lock", "wait", "atomic_totals"}
 
 
 def clean_counters(run: Run) -> dict[str, dict[str, int]]:

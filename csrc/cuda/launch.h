@@ -24,18 +24,47 @@ int multiprocessors();
 size_t shared_memory_limit();  // bytes that a block may ask for
 bool has_bulk_copies();        // copy_bulk of device/ptx.cuh: compute capability 9.0 or newer
 
+// How many blocks of the kernel the device holds at once.
+int resident_blocks(const void* kernel, unsigned block_threads, size_t shared_bytes);
+template <class... Expected>
+int resident_blocks(void (*kernel)(Expected...), unsigned block_threads, size_t shared_bytes) {
+  return resident_blocks(reinterpret_cast<const void*>(kernel), block_threads, shared_bytes);
+}
+
+// ---- launches ---------------------------------------------------------------------------------------------
+
+// What both launches do before: more than 48 KiB of shared memory need permission.
+cudaLaunchConfig_t prepare_launch(const void* kernel, const LaunchConfig& c);
+inline bool is_empty(const LaunchConfig& c) { return c.grid.x == 0 || c.grid.y == 0 || c.grid.z == 0; }
+
 template <class... Expected, class... Args>
 void launch(void (*kernel)(Expected...), const LaunchConfig& c, Args&&... args) {
-  if (c.grid.x == 0 || c.grid.y == 0 || c.grid.z == 0) return;  // an empty problem is not an error
-  if (c.shared_bytes > 48 * 1024)
-    EAGLE_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                          cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          static_cast<int>(c.shared_bytes)));
-  cudaLaunchConfig_t config{};
-  config.gridDim = c.grid;
-  config.blockDim = c.block;
-  config.dynamicSmemBytes = c.shared_bytes;
-  config.stream = c.stream;
+  if (is_empty(c)) return;  // an empty problem is not an error
+  const cudaLaunchConfig_t config = prepare_launch(reinterpret_cast<const void*>(kernel), c);
+  EAGLE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
+}
+
+// Words through which a launch synchronises: zero when it begins, whatever an aborted one left there.
+struct Cleared {
+  void* data;
+  size_t bytes;
+};
+
+// All blocks run at once and can wait for each other (device/grid_barrier.cuh). A grid that the device does
+// not hold at once is refused.
+void check_resident(const void* kernel, const LaunchConfig& c);
+
+template <class... Expected, class... Args>
+void launch_together(void (*kernel)(Expected...), const LaunchConfig& c, Cleared words, Args&&... args) {
+  if (is_empty(c)) return;
+  cudaLaunchConfig_t config = prepare_launch(reinterpret_cast<const void*>(kernel), c);
+  check_resident(reinterpret_cast<const void*>(kernel), c);
+  cudaLaunchAttribute together{};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  config.attrs = &together;
+  config.numAttrs = 1;
+  EAGLE_CUDA_CHECK(cudaMemsetAsync(words.data, 0, words.bytes, c.stream));
   EAGLE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
 }
 

@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kReaders + 32) ring_kernel(const uint32_t* in,
           copy_async(&shared.piece[stage][i], pieces + i, 16);
         copy_async_arrive(&shared.full[stage]);
       }
+      __syncwarp();  // no lane sleeps through two phases
     } else {
       if (t < 32)
         mbarrier_wait(&shared.full[stage], parity);

@@ -16,6 +16,7 @@ struct Case {
 };
 std::vector<Case> memory_cases();      // ptx_conformance.cu
 std::vector<Case> bulk_cases();        // bulk_conformance.cu
+std::vector<Case> grid_cases();        // grid_conformance.cu
 std::vector<Case> matrix_cases();      // matrix_conformance.cu
 std::vector<Case> purity_cases();      // purity_conformance.cu
 std::vector<Case> planted_cases();     // the same, with faults to be found

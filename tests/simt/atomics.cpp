@@ -134,6 +134,17 @@ void fence(Scope scope) {
 
 void poll() { poll_at(__builtin_return_address(0)); }
 
+void need_whole_grid() {
+  if (running.cooperative) return;
+  const void* pc = __builtin_return_address(0);
+  {
+    Unobserved guard;
+    report("grid barrier in a launch that is not cooperative", pc, nullptr,
+           "its blocks need not run at once");
+  }
+  abort_launch();
+}
+
 void trap() {
   const void* pc = __builtin_return_address(0);
   {

@@ -136,6 +136,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, void (*
   running.argument_bytes = argument_bytes;
   running.shared_bytes = uint32_t(config.dynamicSmemBytes);
   running.block_threads = block.x * block.y * block.z;
+  running.cooperative = cooperative(config);
   running.polls = running.unlogged_reads = running.polls_in_flight = 0;
   const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z, resident = resident_blocks_of(config, blocks);
   running.stacks.reserve(resident * running.block_threads);

@@ -79,6 +79,7 @@ struct Launch {
   const void* arguments;
   size_t argument_bytes;
   uint32_t shared_bytes, block_threads;
+  bool cooperative;
 
   // The blocks that are resident together, and their threads.
   std::vector<Thread> threads;

@@ -264,6 +264,10 @@ __device__ __forceinline__ uint32_t pack<half_t>(float low, float high) {
   return packed;
 }
 
+// For barriers of the grid: the launch must be a cooperative one. The emulator reports what is not; a GPU
+// could hang.
+__device__ __forceinline__ void need_whole_grid() {}
+
 // Memory accesses stay on their side: for loops whose loads, all hoisted, would not fit the registers.
 __device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
 
@@ -375,6 +379,7 @@ __forceinline__ uint32_t pack(float low, float high) {
   return bits(high) << 16 | bits(low);
 }
 
+__forceinline__ void need_whole_grid() { simt::need_whole_grid(); }
 __forceinline__ void keep_order() {}
 
 #endif

@@ -33,6 +33,7 @@ std::vector<Case> traffic_cases();
 std::vector<Case> async_copy_cases();
 std::vector<Case> bulk_copy_cases();
 std::vector<Case> matrix_cases();
+std::vector<Case> persistent_cases();
 
 // One op under the emulator.
 inline void emulate(std::vector<Region> regions, const std::function<void()>& launches) {

@@ -121,7 +121,8 @@ uint64_t atomic(Atomic op, Number type, void* p, uint64_t operand, uint64_t expe
 uint64_t ordered_load(const void* p, uint32_t size, Order order, Scope scope);  // other threads run first
 void ordered_store(void* p, uint32_t size, uint64_t value, Order order, Scope scope);
 void fence(Scope scope);
-void poll();  // other threads run first
+void poll();             // other threads run first
+void need_whole_grid();  // reported where the launch is not cooperative
 [[noreturn]] void trap();
 
 // ---- copies to shared memory that a thread waits for ------------------------------------------------------
