@@ -145,6 +145,12 @@ void count_full_logs(Warp& warp) {
   abort_launch();
 }
 
+Thread& first_waiting() {
+  const auto begin = running.threads.begin();
+  return *std::find_if(begin, begin + std::ptrdiff_t(running.resident) * running.block_threads,
+                       [](const Thread& thread) { return !thread.exited; });
+}
+
 // Where nobody can run, copies land until someone can.
 Thread* next_or_landing(Thread& me) {
   Thread* other = next(me, false);
@@ -158,7 +164,7 @@ void land_at_random() {
 
 [[noreturn]] void run_others(Thread& me) {
   Thread* other = next_or_landing(me);
-  if (!other) report_stuck("deadlock", me.waits_at);
+  if (!other) report_stuck("deadlock", first_waiting().waits_at);
   current = other;
   simt_switch_context(&me.context, other->context);
   std::abort();

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads) ring_kernel(const uint4* x, uint32_t
     }
     if (gap == Gap::kEarlyRelease && t % 32 == 0) mbarrier_arrive(&shared.empty[stage]);  // <- reported: ring
     sum += shared.piece[stage][kReaders - 1 - t].x;                                       // <- reported: ring
-    __syncwarp();
+    __syncwarp();                                                                         // <- other: ring
     if (gap != Gap::kEarlyRelease && t % 32 == 0) mbarrier_arrive(&shared.empty[stage]);  // <- reported: ring
   }
   if (gap == Gap::kPlainRead) sum += uint32_t(shared.full[0].state >> 63);  // <- reported: ring/plain_read
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(32) written_source_kernel(uint32_t* x, uint32_
     if (source == Source::kFencedByStarter || source == Source::kChanges) fence_proxy_async();
     mbarrier_arrive_expect(&shared.full, sizeof shared.piece);
     copy_bulk(shared.piece, x, sizeof shared.piece, &shared.full);  // <- reported: written_source
-    if (source == Source::kChanges) store(x, 77u);
+    if (source == Source::kChanges) store(x, 77u);                  // <- reported: written_source/changes
   }
   mbarrier_wait(&shared.full, 0);
   store(y + t, (&shared.piece[0].x)[t]);
@@ -327,6 +327,8 @@ bool older_device() {
 std::vector<Case> bulk_copy_cases() {
   constexpr auto kChecked = Builds::kChecked;
   constexpr auto kRead = "read of a copy in flight or race";
+  constexpr auto kOverwrite = "write to a copy in flight or race";
+  constexpr auto kChanged = "source changed under a copy or race";
   constexpr auto kEarly = "mbarrier not initialised or race";
   constexpr auto kUnordered = "uninitialised read or race";
   constexpr auto kNotThere = "uninitialised read or read of a copy in flight or race";
@@ -336,7 +338,7 @@ std::vector<Case> bulk_copy_cases() {
       {"ring/polls", "", ring<Gap::kPolls>},
       {"ring/no_wait", kRead, ring<Gap::kNoWait>, kChecked},
       {"ring/wrong_parity", kRead, ring<Gap::kWrongParity>, kChecked},
-      {"ring/no_release", "write to a copy in flight", ring<Gap::kNoRelease>, kChecked},
+      {"ring/no_release", kOverwrite, ring<Gap::kNoRelease>, kChecked},
       {"ring/waits_for_copies", "race", ring<Gap::kWaitsForCopies>, kChecked},
       {"ring/early_release", "race", ring<Gap::kEarlyRelease>, kChecked},
       {"ring/nothing_expected", kRead, ring<Gap::kNothingExpected>, kChecked},
@@ -365,7 +367,7 @@ std::vector<Case> bulk_copy_cases() {
       {"written_source/fenced", "", written_source<Source::kFenced>},
       {"written_source/fenced_by_starter", "", written_source<Source::kFencedByStarter>},
       {"written_source/no_fence", kProxy, written_source<Source::kNoFence>, kChecked},
-      {"written_source/changes", "source changed under a copy", written_source<Source::kChanges>},
+      {"written_source/changes", kChanged, written_source<Source::kChanges>},
       {"arriving/clean", "", arriving<true>},
       {"arriving/no_wait", kNotThere, arriving<false>, kChecked},
       {"older_device/refused", "bulk copy on an older device", older_device},
