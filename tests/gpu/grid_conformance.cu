@@ -31,7 +31,7 @@ template <bool kBulk>
 __global__ void __launch_bounds__(kReaders + 32) phases_kernel(const uint32_t* in, uint32_t* out) {
   auto& shared = shared_memory<SharedMemory>();
   const int t = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
-  if (t == 0) Ring<kBulk>::initialise(shared.barriers, kStages, kReaders / 32);
+  if (t == 0) Ring<kBulk>::initialise(shared.barriers, kStages, 1, kReaders / 32);
   __syncthreads();
   Ring<kBulk> ring(shared.barriers, shared.stage[0], kStages, static_cast<int>(kStageBytes));
   GridBarrier barrier(reinterpret_cast<GridBarrierWord*>(out + kWord));

@@ -1,12 +1,12 @@
 #pragma once
-// A ring of stages in shared memory through which a warp streams global memory to others.
+// A ring of stages in shared memory through which warps stream global memory to others or to themselves.
 //
-// The requesting warp asks for stages in turn, ahead of those who read them: as far as there are stages. The
-// reading warps wait for a stage, read it, release it; a stage is asked for again once every reader has
-// released it. No barrier of the block is needed, and the ring does not stop where the work does: a
-// persistent kernel asks for the next phase's weights before it meets the other blocks.
+// Requesting warps ask for stages in turn, each for its part, ahead of those who read them: as far as there
+// are stages. The reading warps wait for a stage, read it, release it; a stage is asked for again once every
+// reader has released it. No barrier of the block is needed, and the ring does not stop where the work does:
+// a persistent kernel asks for the next phase's weights before it meets the other blocks.
 //
-//   requester:  bytes = ring.begin_request(n); ring.copy(bytes, from, n); ...; ring.end_request();
+//   requesters: bytes = ring.begin_request(n); ring.copy(bytes, from, n); ...; ring.end_request();
 //   readers:    bytes = ring.wait(); ...; ring.release();
 //
 // Two ways to copy: bulk copies (kBulk, where has_bulk_copies() of cuda/launch.h says so), started by one
@@ -14,7 +14,9 @@
 // multiple of 16 bytes long, at multiples of 16. It must have been written before the launch, or be behind a
 // fence_proxy_async().
 //
-// A warp may be both requester and reader: it must not ask for a stage that it has not released.
+// A warp may be both requester and reader: it must not ask for a stage that it has not released. Starting a
+// bulk copy takes a warp some time, however short the copy: parts should be several KB, or requesters
+// several.
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -42,10 +44,11 @@ constexpr int ring_stages(size_t shared_limit, size_t others, size_t stage_bytes
 template <bool kBulk>
 class Ring {
  public:
-  // By one thread of the block, once a launch; a barrier of the block must follow. `readers`: warps.
-  __device__ __forceinline__ static void initialise(RingBarriers& barriers, int stages, int readers) {
+  // By one thread of the block, once a launch; a barrier of the block must follow. Both numbers are of warps.
+  __device__ __forceinline__ static void initialise(RingBarriers& barriers, int stages, int requesters,
+                                                    int readers) {
     for (int i = 0; i < stages; ++i) {
-      mbarrier_init(&barriers.full[i], kBulk ? 1 : kWarpSize);
+      mbarrier_init(&barriers.full[i], static_cast<uint32_t>(requesters * (kBulk ? 1 : kWarpSize)));
       mbarrier_init(&barriers.empty[i], static_cast<uint32_t>(readers));
     }
     mbarrier_init_fence();
@@ -55,10 +58,12 @@ class Ring {
   __device__ __forceinline__ Ring(RingBarriers& barriers, unsigned char* memory, int stages, int stage_bytes)
       : barriers_(barriers), memory_(memory), stages_(stages), stage_bytes_(stage_bytes) {}
 
-  // ---- the requesting warp: all lanes ---------------------------------------------------------------------
+  // ---- the requesting warps: all lanes
+  // ---------------------------------------------------------------------
 
-  // Waits until the next stage is free. Copies must bring exactly `bytes`, and there must be some. Only lanes
-  // without which the stage cannot fill may wait: another could sleep through two phases and never wake.
+  // Waits until the next stage is free. This warp's copies must bring exactly `bytes`, which may be none: the
+  // stage is there when every requester has ended its request. Only lanes without which the stage cannot fill
+  // wait here: another could sleep through two phases and never wake.
   __device__ __forceinline__ unsigned char* begin_request(uint32_t bytes) {
     if (!kBulk || lane_id() == 0) mbarrier_wait(&barriers_.empty[asked_.stage], asked_.parity ^ 1u);
     if (kBulk && lane_id() == 0) mbarrier_arrive_expect(&barriers_.full[asked_.stage], bytes);

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   auto& shared = shared_memory<SharedMemory>();
   const int t = threadIdx.x, block = blockIdx.x;
   if (t == 0 && gap != Gap::kNoInitialisation)
-    Ring<kBulk>::initialise(shared.barriers, kStages, kReaders / 32);  // <- other: phases
+    Ring<kBulk>::initialise(shared.barriers, kStages, 1, kReaders / 32);  // <- other: phases
   __syncthreads();
   Ring<kBulk> ring(shared.barriers, shared.stage[0], kStages, kStageBytes);
   GridBarrier barrier(word);  // <- reported: phases/not_together
@@ -144,6 +144,54 @@ bool phases() {
   // Every weight once a launch, beside what the readers load.
   const uint64_t bytes = 2ull * (kRequests * kBlocks * kStageBytes + kPhases * kBlocks * kReaders * 4);
   return p.right() && (kGap != Gap::kNone || counters().global_load_bytes == bytes);
+}
+
+// ---- warps that request for themselves: each its half of a stage, and reads the other's too
+// ----------------------
+
+enum class Ahead { kAsFarAsFree, kTooFar, kOneIdle };
+
+template <bool kBulk>
+__global__ void __launch_bounds__(kReaders)
+    own_requests_kernel(const uint4* weights, uint32_t* y, Ahead ahead) {
+  auto& shared = shared_memory<SharedMemory>();
+  const int t = threadIdx.x, warp = t / 32;
+  if (t == 0) Ring<kBulk>::initialise(shared.barriers, kStages, kReaders / 32, kReaders / 32);
+  __syncthreads();
+  Ring<kBulk> ring(shared.barriers, shared.stage[0], kStages, kStageBytes);
+  constexpr uint32_t kHalf = kStageBytes / 2;
+
+  int asked = 0;
+  uint32_t sum = 0;
+  for (int step = 0; step < kRequests; ++step) {
+    for (; asked < kRequests && asked < step + kStages + (ahead == Ahead::kTooFar); ++asked) {
+      // Warp 0 brings all of it when the other has nothing to bring.
+      const uint32_t bytes = ahead == Ahead::kOneIdle ? (warp == 0 ? kStageBytes : 0) : kHalf;
+      unsigned char* const to = ring.begin_request(bytes);  // <- reported: own
+      if (bytes) ring.copy(to + warp * kHalf, weights + asked * kReaders + warp * kReaders / 2, bytes);
+      ring.end_request();  // <- reported: own
+    }
+    sum = mixed(sum, reinterpret_cast<const uint4*>(ring.wait())[kReaders - 1 - t]);
+    ring.release();
+  }
+  store(y + t, sum);
+}
+
+template <bool kBulk, Ahead kAhead>
+bool own_requests() {
+  Phases p;
+  Buffer<uint32_t> y(kReaders);
+  emulate({p.weights.in("weights"), y.out("y")}, [&] {
+    launch(own_requests_kernel<kBulk>, {.grid = 1, .block = kReaders, .shared_bytes = sizeof(SharedMemory)},
+           p.weights.data(), y.data(), kAhead);
+  });
+  for (int t = 0; t < kReaders; ++t) {
+    uint32_t sum = 0;
+    for (int step = 0; step < kRequests; ++step)
+      sum = mixed(sum, p.weights[step * kReaders + kReaders - 1 - t]);
+    if (y[t] != sum) return false;
+  }
+  return true;
 }
 
 // ---- a barrier that is used often, and whose count wraps around
@@ -243,6 +291,12 @@ std::vector<Case> persistent_cases() {
       {"phases/too_many_expected", "deadlock", phases<true, Gap::kTooManyExpected>},
       {"phases/too_many_requested", "exit with copies in flight", phases<true, Gap::kTooManyRequested>},
       {"phases/no_initialisation", "mbarrier not initialised", phases<true, Gap::kNoInitialisation>},
+      {"own/bulk", "", own_requests<true, Ahead::kAsFarAsFree>},
+      {"own/cp_async", "", own_requests<false, Ahead::kAsFarAsFree>},
+      {"own/one_idle", "", own_requests<true, Ahead::kOneIdle>},
+      {"own/one_idle_cp_async", "", own_requests<false, Ahead::kOneIdle>},
+      {"own/too_far", "deadlock", own_requests<true, Ahead::kTooFar>},
+      {"own/too_far_cp_async", "deadlock", own_requests<false, Ahead::kTooFar>},
       {"often/many_rounds", "", often},
       {"grid/too_large", "", too_large},
   };
