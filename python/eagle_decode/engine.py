@@ -4,7 +4,6 @@ one-node trees."""
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from eagle_cuda.tree import DraftTree
 from eagle_cuda.verify import Accepted, verify
 from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
 from eagle_decode.heads.loaded import LoadedHead
-from eagle_decode.metrics import PHASES, Metrics
+from eagle_decode.metrics import Clock, Metrics
 from eagle_decode.models.base import KVCache, Target
 from eagle_decode.prompts import Prompt, make_requests
 from eagle_decode.sampling import SamplingParams, integer, token_ids
@@ -156,7 +155,7 @@ class Engine:
 
     def _step(self, batch: Batch, drafter: Drafter) -> list[Chunk]:
         """One cycle over the whole batch. Rows of the batch and chunks correspond."""
-        clock = _Clock()
+        clock = Clock()
         tree = drafter.propose(batch)
         clock.lap("draft")
         batch.begin_cycle(tree.tokens.shape[1])
@@ -262,7 +261,7 @@ class Engine:
     def _admit(self, batch: Batch, row: int, request: Request, drafter: Drafter) -> Chunk:
         """Runs the prompt. Its last token then stands for a verified tree of one node: the row of its logits
         gives the first new token, and that of its features the first proposal."""
-        clock = _Clock()
+        clock = Clock()
         batch.put(row, request)
         rows = slice(row, row + 1)
         prompt = torch.tensor(request.prompt, dtype=torch.int32, device=self.target.device)
@@ -385,17 +384,3 @@ def _check_shape(levels: int, top_k: int, max_nodes: int) -> None:
         raise ValueError(
             f"levels, draft_top_k: expected K + (levels - 1) K^2 of at most 8192, got {candidates}"
         )
-
-
-class _Clock:
-    """Wall time per phase, between laps."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        assert phase in PHASES
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now

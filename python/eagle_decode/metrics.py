@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -99,3 +100,17 @@ class Metrics:
     def to_json(self, **options: Any) -> str:
         """`to_dict` as JSON; options go to json.dumps."""
         return json.dumps(self.to_dict(), **options)
+
+
+class Clock:
+    """Wall time per phase, between laps."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        assert phase in PHASES
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now

@@ -54,7 +54,8 @@ bool passes(const conformance::Case& c, const std::vector<uint32_t>& in) {
 int main(int argc, char** argv) {
   using namespace conformance;
   const std::vector<uint32_t> in = inputs();
-  std::vector<std::vector<Case>> all{memory_cases(), bulk_cases(), grid_cases(), matrix_cases(), purity_cases(), collective_cases()};
+  std::vector<std::vector<Case>> all{memory_cases(), bulk_cases(),   grid_cases(),
+                                     matrix_cases(), purity_cases(), collective_cases()};
   if (argc > 1 && argv[1] == std::string_view("planted")) all = {planted_cases()};
   bool good = true;
   for (const std::vector<Case>& cases : all)
