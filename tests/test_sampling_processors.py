@@ -124,6 +124,25 @@ def test_few_rows_were_close_and_some_flagged():
     assert TALLY["flagged"] >= 20, TALLY
 
 
+def test_row_invariance_with_a_state(one_and_two_threads):
+    """The same bits with one thread and with two, and of each request alone."""
+    case = make_state_case(300, 12, 2)
+    one, two = one_and_two_threads(lambda: case.call(num_top=5))
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+    for row in range(case.logits.shape[0]):
+        own = slice(row, row + 1)
+        alone = sample_tokens(
+            case.logits[own],
+            **{name: value[own] for name, value in case.settings.items()},
+            tree=type(case.tree)(*(value[own] for value in case.tree)),
+            state=SamplingState(*(value[own] for value in case.state)),
+            num_top=5,
+        )
+        for a, b in zip(one, alone, strict=True):
+            assert torch.equal(a[own].view(torch.int32), b.view(torch.int32))
+
+
 # ---- by hand -----------------------------------------------------------------------------------------------
 
 
