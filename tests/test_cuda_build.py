@@ -53,20 +53,28 @@ class Fake:
 CPU, CUDA_0, CUDA_1 = (1, 0), (2, 0), (2, 1)
 
 
-def native_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the Python function of an op hands to the native one."""
+def native_arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], dict[str, Any]]:
+    """What the Python function of an op hands to the native one, by place and by name."""
     seen: list[Any] = []
+    named: dict[str, Any] = {}
+
+    def note(*args: Any, **options: Any) -> None:
+        seen.extend(args)
+        named.update(options)
+
     arrays, call = CASES[name]
     original = getattr(_C, name)
     with monkeypatch.context() as patch:
         for module, attribute, replacement in on_device.wrapped(_C, "cpu"):
             if replacement.__wrapped__ is original:
-                patch.setattr(module, attribute, lambda *args: seen.extend(args))
+                patch.setattr(module, attribute, note)
         call(arrays(1))
-    return seen
+    return seen, named
 
 
 def tensors_in(value: Any) -> int:
+    if isinstance(value, dict):
+        return tensors_in(list(value.values()))
     if isinstance(value, (list, tuple)):
         return sum(map(tensors_in, value))
     return int(isinstance(value, torch.Tensor))
@@ -74,6 +82,8 @@ def tensors_in(value: Any) -> int:
 
 def faked(value: Any, devices: list[tuple[int, int]]) -> Any:
     """`value`, its tensors in order on the devices of the list, which it empties."""
+    if isinstance(value, dict):
+        return {name: faked(item, devices) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [faked(item, devices) for item in value]
     return Fake(value, devices.pop(0)) if isinstance(value, torch.Tensor) else value
@@ -87,10 +97,10 @@ def no_gpu() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_op_says_that_there_is_no_device(name, no_gpu, monkeypatch):
-    args = native_arguments(name, monkeypatch)
-    on_one = faked(args, [CUDA_0] * tensors_in(args))
+    arguments = native_arguments(name, monkeypatch)
+    args, options = faked(arguments, [CUDA_0] * tensors_in(arguments))
     with pytest.raises(RuntimeError) as caught:
-        getattr(_C, name)(*on_one)
+        getattr(_C, name)(*args, **options)
     words = str(caught.value)
     if INFO["cuda"]:
         device = r"no usable CUDA device: .*CUDA.* \(this build: CUDA \d+\.\d.*\)"
@@ -103,15 +113,16 @@ def test_an_op_says_that_there_is_no_device(name, no_gpu, monkeypatch):
 @pytest.mark.parametrize("other", [CUDA_1, CPU], ids=["second GPU", "CPU"])
 @pytest.mark.parametrize("name", CASES)
 def test_mixed_devices_are_refused(name, other, monkeypatch):
-    args = native_arguments(name, monkeypatch)
-    number = tensors_in(args)
+    arguments = native_arguments(name, monkeypatch)
+    number = tensors_in(arguments)
     for i in range(number):
         devices = [CUDA_0] * number
         devices[i] = other
+        args, options = faked(arguments, devices)
         with pytest.raises(
             ValueError, match=r"^[\w.\[\]]+: expected device (cpu|cuda:\d), got (cpu|cuda:\d)$"
         ):
-            getattr(_C, name)(*faked(args, devices))
+            getattr(_C, name)(*args, **options)
 
 
 @pytest.mark.parametrize("name", CASES)

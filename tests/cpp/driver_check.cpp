@@ -19,6 +19,7 @@ struct Runtime {
   cudaError_t next = cudaSuccess;  // what the next call that may fail returns
   std::vector<int> made_current;
   int launches = 0, allowed_shared = 0;
+  size_t cleared = 0;  // bytes
   cudaLaunchConfig_t config{};
 } runtime;
 
@@ -53,6 +54,12 @@ const char* cudaGetErrorString(cudaError_t status) {
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
   return runtime.allowed_shared = value, answer();
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
+  return *blocks = 2, answer();
+}
+cudaError_t cudaMemsetAsync(void*, int value, size_t bytes, cudaStream_t) {
+  return runtime.cleared += value == 0 && runtime.launches == 0 ? bytes : 0, answer();
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
   ++runtime.launches;
@@ -176,12 +183,33 @@ void launches_carry_their_shape() {
   expect(runtime.allowed_shared == 65536, "more than 48 KiB need the attribute");
 }
 
+void grids_that_wait_for_each_other_are_resident() {
+  void (*const kernel)(int) = nullptr;
+  uint32_t words[4];
+  runtime = {};
+  const auto launch = [&](unsigned blocks) {
+    return error_of([&] {
+      eagle::cuda::launch_together(kernel, {.grid = blocks, .block = 64}, {words, sizeof(words)}, 5);
+    });
+  };
+  expect(
+      launch(7) ==
+          "eagle_cuda: expected a grid that runs at once, got 7 blocks of 64 threads and 0 bytes of shared "
+          "memory; this device holds 6 on 3 multiprocessors",
+      launch(7));
+  expect(runtime.launches == 0, "a grid that is not resident was launched");
+  expect(launch(6).empty() && runtime.launches == 1, "a grid that fits was not launched");
+  expect(runtime.config.numAttrs == 1 && runtime.cleared == sizeof(words),
+         "no cooperative launch behind cleared words");
+}
+
 }  // namespace
 
 int main() {
   devices_are_restored();
   failures_are_explained();
   launches_carry_their_shape();
+  grids_that_wait_for_each_other_are_resident();
   std::puts("driver_check: ok");
   return 0;
 }
