@@ -12,7 +12,9 @@ namespace eagle {
 // values themselves. The others are one code an element and a scale, from quantize() of common/quantize.h:
 //   kFloat8E4M3, kInt8   a float32 scale a row: max |w| / 448, max |w| / 127
 //   kInt4                -7 .. 7, a float16 scale for each 64 columns of a row: max |w| / 7
-//   kInt8Dynamic         kInt8, and the activations are quantised by row in the same way; integer sums
+//   kInt8Dynamic         kInt8, and the activations are quantised by row in the same way; integer sums, hence
+//                        at most 131072 columns and the same bits on every backend
+// A row (a group of kInt4, a row of kInt8Dynamic's activations) that holds NaN or infinity counts as NaN.
 enum class WeightFormat : uint8_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kInt8, kInt4, kInt8Dynamic };
 enum class Activation : uint8_t { kNone, kSwiGLU };
 
