@@ -117,6 +117,7 @@ def linear(
     activation: str | None = None,
     out: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
     """``residual + activation(norm(x) @ W^T + bias)``. Row i is bitwise what a call with row i alone gives.
 
@@ -135,6 +136,9 @@ def linear(
         activation: None or ``"swiglu"``: silu(gate) * up of a paired weight, N/2 columns.
         out: ``[M, N]`` or ``[M, N/2]``; allocated when omitted; may be `x`.
         out_dtype: float32, bfloat16 or float16; default x's. Only without `out`.
+        workspace: None, or uint8 ``[linear_workspace_bytes]`` on the device of x, used by one call at a time.
+            None takes one that is kept for each device and stream and grows as needed: give your own where a
+            CUDA graph captures the call, so that its memory lives as long as the graph.
 
     Raises:
         ValueError: an argument's dtype, shape, layout or device is wrong; the message names it.
@@ -146,7 +150,9 @@ def linear(
         out = _allocate.empty(x, (rows, columns), out_dtype or _dtype(x, weight))
     elif out_dtype is not None:
         raise ValueError("out_dtype: expected None when out is given")
-    _C.linear(x, weight, rms_norm, eps, bias, residual, activation, out)
+    if workspace is None and _on_cuda(x, weight):
+        workspace = _kept_workspace(x, _C.linear_workspace_bytes(weight, x.shape[0]))
+    _C.linear(x, weight, rms_norm, eps, bias, residual, activation, out, workspace)
     return out
 
 
@@ -180,6 +186,7 @@ def lm_head_topk(
     positions: Tensor | None = None,
     tau: float = 1.0,
     out: TopK | None = None,
+    workspace: Tensor | None = None,
 ) -> TopK:
     """The k best tokens of every row of ``norm(x) @ W^T``, without keeping the logits.
 
@@ -200,6 +207,7 @@ def lm_head_topk(
         positions: ``[M]`` int32, index of the token to be produced, with temperature.
         tau: Confidence temperature of coupled rows, > 0.
         out: TopK of outputs; its lse may be None.
+        workspace: As in `linear`, of `lm_head_topk_workspace_bytes`.
     """
     if out is None:
         m, _ = _allocate.shape_of("x", x, 2)
@@ -212,8 +220,38 @@ def lm_head_topk(
         )
     elif (columns := _allocate.shape_of("tokens", out.tokens, 2)[1]) != k:
         raise ValueError(f"tokens: expected {k} columns (k), got {columns}")
-    _C.lm_head_topk(x, weight, rms_norm, eps, draft_to_target, temperature, seeds, positions, tau, *out)
+    if workspace is None and _on_cuda(x, weight):
+        workspace = _kept_workspace(x, _C.lm_head_topk_workspace_bytes(weight, x.shape[0], k))
+    options = (draft_to_target, temperature, seeds, positions, tau)
+    _C.lm_head_topk(x, weight, rms_norm, eps, *options, *out, workspace)
     return out
+
+
+def linear_workspace_bytes(weight: PackedWeight, m: int) -> int:
+    """Bytes of the workspace of `linear` for `m` rows on the weight's device; 0 on the CPU."""
+    _check_weight(weight)
+    return _C.linear_workspace_bytes(weight, m)
+
+
+def lm_head_topk_workspace_bytes(weight: PackedWeight, m: int, k: int) -> int:
+    """Bytes of the workspace of `lm_head_topk` for `m` rows on the weight's device; 0 on the CPU."""
+    _check_weight(weight)
+    return _C.lm_head_topk_workspace_bytes(weight, m, k)
+
+
+_workspaces: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def _on_cuda(x: Tensor, weight: PackedWeight) -> bool:
+    return isinstance(x, Tensor) and x.is_cuda and x.ndim == 2 and isinstance(weight, PackedWeight)
+
+
+def _kept_workspace(x: Tensor, size: int) -> Tensor:
+    key = (x.device, torch.cuda.current_stream(x.device).cuda_stream)
+    kept = _workspaces.get(key)
+    if kept is None or kept.numel() < size:
+        kept = _workspaces[key] = torch.empty(size, dtype=torch.uint8, device=x.device)
+    return kept
 
 
 def _check_weight(weight: PackedWeight) -> None:

@@ -54,6 +54,9 @@ class Copies:
         """`value`, its CPU tensors replaced by views of the copies."""
         if isinstance(value, (list, tuple)):
             return [self.to_device(item) for item in value]
+        if type(value).__name__ == "PackedWeight" and value.backend == "cpu":
+            shape = (value.n, value.k, value.format, value.paired)
+            return sys.modules["eagle_cuda._C"].own_weight(*shape, self.to_device(value.data))
         tensor = copyable(value)
         return value if tensor is None else self._view(tensor)
 
@@ -77,6 +80,16 @@ class Copies:
             host.copy_(copy)
 
 
+# Bytes of the workspace, by an op's arguments.
+WORKSPACES: dict[str, Callable[[Any, list[Any]], int]] = {
+    "tree_attention": lambda native, args: native.tree_attention_workspace_bytes(*args[:4]),
+    "linear": lambda native, args: native.linear_workspace_bytes(args[1], args[0].shape[0]),
+    "lm_head_topk": lambda native, args: native.lm_head_topk_workspace_bytes(
+        args[1], args[0].shape[0], args[9].shape[1]
+    ),
+}
+
+
 def on(device: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` on copies on `device`."""
 
@@ -87,8 +100,8 @@ def on(device: str, name: str, function: Callable[..., Any]) -> Callable[..., An
         copies = Copies(device)
         args = [copies.to_device(value) for value in args]
         options = {key: copies.to_device(value) for key, value in options.items()}
-        if name == "tree_attention" and args[-1] is None:  # kept by eagle_cuda for CUDA tensors only
-            size = sys.modules["eagle_cuda._C"].tree_attention_workspace_bytes(*args[:4])
+        if name in WORKSPACES and args[-1] is None:  # kept by eagle_cuda for CUDA tensors only
+            size = WORKSPACES[name](sys.modules["eagle_cuda._C"], args)
             args[-1] = torch.empty(size, dtype=torch.uint8, device=device)
         result = function(*args, **options)
         if len(copies):
@@ -121,6 +134,11 @@ def install(native: Any, device: str = "cuda") -> None:
     """From here on the ops of the native module that have CUDA kernels run on `device`."""
     for module, name, replacement in wrapped(native, device):
         setattr(module, name, replacement)
+    # Packed on the device, kept on the CPU: room for either layout.
+    size = native.packed_weight_bytes
+    native.packed_weight_bytes = lambda n, k, format, cuda: max(
+        size(n, k, format, False), size(n, k, format, True)
+    )
 
 
 @contextlib.contextmanager

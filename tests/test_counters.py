@@ -18,6 +18,7 @@ import eagle_cuda
 from attention_requests import build_cache, random_request, random_tree
 from eagle_cuda.attention import append_kv, rope_table, tree_attention
 from eagle_cuda.kv_cache import KVCache, compact_kv
+from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm
 from eagle_cuda.sampling import sample_tokens
 from eagle_cuda.tree import build_tree, empty_candidates, expand_tree, retrieve_indices, tree_from_parents
 from eagle_cuda.verify import verify, verify_rejection
@@ -126,9 +127,32 @@ def attend(**options):
     return lambda: tree_attention(q, cache, **sizes, mask=mask)
 
 
+def product():
+    """Ten rows and one slice of K in two: weights once, x once for each of 12 blocks, partial sums."""
+    generator = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(10, 512, generator=generator), torch.randn(96, 512, generator=generator)
+    packed = pack_weight(weight, "bf16")
+    return lambda: linear(x.bfloat16(), packed)
+
+
+def norm():
+    x = torch.randn(10, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    return lambda: rms_norm(x, x[0])
+
+
+def head():
+    generator = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(10, 256, generator=generator), torch.randn(1000, 256, generator=generator)
+    packed = pack_weight(weight, "bf16")
+    return lambda: lm_head_topk(x.bfloat16(), packed, 10)
+
+
 CASES = {
     "append_kv": append,
     "tree_attention": attend,
+    "linear": product,
+    "rms_norm": norm,
+    "lm_head_topk": head,
     "expand_tree": expand,
     "build_tree": build,
     "retrieve_indices": retrieve,
@@ -155,6 +179,9 @@ EXPECTED = {
         (52849, 7264),
         (92748, 92620, 14042, 14042, 16534, 0),
     ],
+    "linear": [(172032, 14208, 60), (5376, 504), (1536, 1536, 1632, 1632, 588, 12)],
+    "rms_norm": [(40960, 10240, 10), (960, 320), (80, 80, 10, 10, 40, 0)],
+    "lm_head_topk": [(708096, 29000, 256), (22128, 1330), (9408, 9408, 6168, 6168, 42594, 32)],
     "expand_tree": [(2000, 2960, 8), (75, 112), (50, 44, 38, 38, 150, 0)],
     "build_tree": [(11840, 3848, 53), (473, 175), (1093, 1022, 770, 754, 524, 2038)],
     "retrieve_indices": [(480, 4328, 17), (19, 154), (328, 312, 104, 104, 16, 118)],

@@ -19,6 +19,7 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: FORMATS[d])
 # ---- pack_weight -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("pack_weight", "unpack_weight")
 @dtypes
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (16, 2), (31, 3), (32, 64), (33, 65), (130, 7), (576, 96)])
 def test_unpack_returns_the_packed_bits(n, k, dtype):
@@ -32,6 +33,7 @@ def test_unpack_returns_the_packed_bits(n, k, dtype):
     assert_same_bits(unpack_weight(packed), weight)
 
 
+@pytest.mark.op("pack_weight", "unpack_weight")
 @dtypes
 def test_sources_are_concatenated_by_rows(dtype):
     parts = [normal(rows, 19, dtype=dtype, seed=rows) for rows in (5, 32, 1, 0, 44)]
@@ -46,6 +48,7 @@ def test_sources_are_concatenated_by_rows(dtype):
         assert_same_bits(paired.data, pack_weight(torch.cat([gate, up]), paired=True).data)
 
 
+@pytest.mark.op("pack_weight", "unpack_weight")
 def test_strided_and_converted_sources():
     weight = normal(40, 24)
     assert_same_bits(unpack_weight(pack_weight(weight[:, ::2])), weight[:, ::2].contiguous())
@@ -69,6 +72,7 @@ def test_packed_weights_outlive_their_neighbours():
 # ---- linear ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("linear")
 @dtypes
 @pytest.mark.parametrize(
     ("m", "n", "k"),
@@ -83,6 +87,7 @@ def test_linear_against_fp64(m, n, k, dtype):
         assert_close_to_fp64(got, want, naive.linear(x, weight, dtype=torch.float32).to(out_dtype))
 
 
+@pytest.mark.op("linear", "rms_norm")
 @dtypes
 @pytest.mark.parametrize("half", [1, 16, 37])
 def test_everything_fused_against_fp64(half, dtype):
@@ -116,6 +121,7 @@ def test_everything_fused_against_fp64(half, dtype):
             assert_close_to_fp64(out.contiguous(), naive.linear(normed, weight, **options), simple)
 
 
+@pytest.mark.op("linear")
 def test_each_option_is_used():
     """Every option alone changes the result as its formula says: integers, so the comparison is exact."""
     x, weight = torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([[1.0, 1.0], [2.0, 0.0], [0.0, 4.0]])
@@ -130,6 +136,7 @@ def test_each_option_is_used():
     assert torch.equal(in_place, plain + residual)
 
 
+@pytest.mark.op("linear", "rms_norm")
 @dtypes
 def test_fused_norm_is_rms_norm(dtype):
     x, weight = case(6, 40, 75, dtype)
@@ -137,6 +144,7 @@ def test_fused_norm_is_rms_norm(dtype):
     assert_same_bits(linear(x, packed, rms_norm=gamma, eps=1e-3), linear(rms_norm(x, gamma, 1e-3), packed))
 
 
+@pytest.mark.op("rms_norm")
 @dtypes
 @pytest.mark.parametrize(("m", "k"), [(1, 1), (3, 15), (2, 16), (4, 17), (2, 576)])
 def test_rms_norm_against_fp64(m, k, dtype):
@@ -152,6 +160,7 @@ def test_rms_norm_against_fp64(m, k, dtype):
     assert_same_bits(rms_norm(x, gamma, 1.0, out=x), got)
 
 
+@pytest.mark.op("linear")
 def test_strided_inputs():
     x, weight = case(8, 24, 20, torch.bfloat16)
     packed, residual = pack_weight(weight), normal(8, 24, dtype=torch.bfloat16)
@@ -176,6 +185,7 @@ def test_numpy():
     assert isinstance(rms_norm(x.numpy(), np.ones(5, np.float32)), np.ndarray)
 
 
+@pytest.mark.op("linear", "rms_norm", "lm_head_topk")
 @dtypes
 def test_empty_batch(dtype):
     weight = pack_weight(normal(6, 4, dtype=dtype))
@@ -186,6 +196,7 @@ def test_empty_batch(dtype):
     assert linear(x.new_ones(2, 4), pack_weight(torch.empty(0, 4, dtype=dtype))).shape == (2, 0)
 
 
+@pytest.mark.op("linear")
 @dtypes
 def test_non_finite_values_stay_in_their_row_and_column(dtype):
     x, weight = case(4, 40, 33, dtype)
@@ -197,12 +208,14 @@ def test_non_finite_values_stay_in_their_row_and_column(dtype):
     assert torch.isfinite(got[[0, 3]][:, [0, 39]]).all()
 
 
+@pytest.mark.op("linear")
 def test_large_values_round_to_infinity():
     x, weight = torch.full((1, 4), 200.0).half(), torch.full((3, 4), 200.0).half()
     assert torch.equal(linear(x, pack_weight(weight)), torch.full((1, 3), INF).half())
     assert torch.equal(linear(x, pack_weight(weight), out_dtype=torch.float32), torch.full((1, 3), 160000.0))
 
 
+@pytest.mark.op("linear")
 def test_swiglu_extremes():
     """silu must not overflow on the way: gates from -inf to inf, ups of one."""
     gate = torch.tensor([-INF, -1e30, -100.0, -0.0, 0.0, 100.0, 1e30, INF, NAN])
@@ -218,6 +231,10 @@ def test_swiglu_extremes():
 
 def row_invariance_cases():
     """(name, rows, run(list of rows) -> tensors of [rows, ...])."""
+
+    def of(op, *case):
+        return pytest.param(*case, marks=pytest.mark.op(op))
+
     rows = 75
     for dtype in DTYPES:
         for n, k in ((576, 576), (1000, 97)):
@@ -232,8 +249,8 @@ def row_invariance_cases():
             def fused(i, x=x, paired=paired, gamma=gamma):
                 return [linear(x[i], paired, rms_norm=gamma, activation="swiglu"), rms_norm(x[i], gamma)]
 
-            yield f"linear {FORMATS[dtype]} {n}x{k}", rows, plain
-            yield f"norm and swiglu {FORMATS[dtype]} {n}x{k}", rows, fused
+            yield of("linear", f"linear {FORMATS[dtype]} {n}x{k}", rows, plain)
+            yield of("linear", f"norm and swiglu {FORMATS[dtype]} {n}x{k}", rows, fused)
         x, weight, options = head_case(rows, 2100, dtype, coupled=True, mapped=True)
         ids, packed = options.pop("draft_to_target"), pack_weight(weight)
 
@@ -241,7 +258,7 @@ def row_invariance_cases():
             chosen = {name: value[i] for name, value in options.items()}
             return list(lm_head_topk(x[i], packed, 9, draft_to_target=ids, tau=1.3, **chosen))
 
-        yield f"lm_head_topk {FORMATS[dtype]}", rows, topk
+        yield of("lm_head_topk", f"lm_head_topk {FORMATS[dtype]}", rows, topk)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +278,7 @@ def test_row_invariance(name, rows, run, one_and_two_threads):
             assert_same_bits(part, whole[chosen])
 
 
+@pytest.mark.op("pack_weight", "unpack_weight", "linear")
 @given(
     st.sampled_from(DTYPES),
     st.integers(1, 20),

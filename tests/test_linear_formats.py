@@ -41,6 +41,7 @@ def hard_rows(n, k, dtype):
 # ---- pack_weight -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("pack_weight", "unpack_weight")
 @formats
 @dtypes
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (17, 2), (33, 65), (50, 127), (32, 192)])
@@ -53,6 +54,7 @@ def test_unpack_is_the_naive_quantiser(n, k, format, dtype):
     assert_same_bits(got + 0.0, naive.dequantize(weight, format) + 0.0)  # but for the sign of zero
 
 
+@pytest.mark.op("pack_weight", "unpack_weight")
 @formats
 def test_rounding_error_is_half_a_step(format):
     weight = normal(40, 256)
@@ -67,6 +69,7 @@ def test_rounding_error_is_half_a_step(format):
     assert float(error.max()) > 0
 
 
+@pytest.mark.op("pack_weight", "unpack_weight")
 @formats
 def test_sources_are_concatenated_by_rows(format):
     parts = [normal(rows, 70, seed=rows) for rows in (5, 32, 1, 0, 44)]
@@ -104,6 +107,7 @@ def test_int4_refuses_what_its_scales_cannot_reach():
     pack_weight(most * 1e30, "int8")
 
 
+@pytest.mark.op("pack_weight", "unpack_weight")
 @formats
 def test_native_packing_makes_a_bad_row_nan_and_no_other(format):
     """The native library does not look at values first: a row (int4: a group) with NaN or infinity is NaN."""
@@ -124,6 +128,7 @@ def test_native_packing_makes_a_bad_row_nan_and_no_other(format):
 # ---- linear ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("linear")
 @weight_only
 @dtypes
 @pytest.mark.parametrize(
@@ -139,6 +144,7 @@ def test_linear_against_fp64(m, n, k, format, dtype):
         assert_close_to_fp64(got, naive.linear(x, values), simple)
 
 
+@pytest.mark.op("linear")
 @dtypes
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (2, 33, 7), (9, 64, 130), (17, 70, 191)])
 def test_int8_dynamic_is_exact(m, n, k, dtype):
@@ -160,6 +166,7 @@ def test_int8_dynamic_sums_do_not_overflow():
         pack_weight(torch.ones(1, 131073), "int8_dynamic")
 
 
+@pytest.mark.op("linear")
 @formats
 @dtypes
 def test_everything_fused_against_fp64(format, dtype):
@@ -187,6 +194,7 @@ def test_everything_fused_against_fp64(format, dtype):
         assert_close_to_fp64(out.contiguous(), naive.linear(normed, values, **options), simple)
 
 
+@pytest.mark.op("linear")
 @formats
 def test_a_row_that_is_no_number_spoils_no_other(format):
     x, weight = case(4, 40, 33, torch.bfloat16)
@@ -213,6 +221,7 @@ def test_sizes_of_nothing_and_numpy(format):
 # ---- lm_head_topk ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.op("linear", "lm_head_topk")
 @formats
 @dtypes
 def test_lm_head_ranks_the_logits_of_linear(format, dtype):

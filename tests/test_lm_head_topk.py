@@ -33,6 +33,7 @@ def check_topk(got: TopK, logits, k, options, tau=1.0):
         assert bool((got.log_probs[row] <= 0).all())
 
 
+@pytest.mark.op("lm_head_topk")
 @dtypes
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("coupled", [False, True])
@@ -43,6 +44,7 @@ def test_topk_against_fp64(coupled, mapped, dtype):
         check_topk(got, naive.linear(x, weight), k, options, tau)
 
 
+@pytest.mark.op("linear", "lm_head_topk")
 def test_topk_uses_the_logits_of_linear():
     x, weight, _ = head_case(4, 300, torch.bfloat16, coupled=False, mapped=False)
     gamma, packed = normal(24, dtype=torch.bfloat16, seed=3), pack_weight(weight)
@@ -52,6 +54,7 @@ def test_topk_uses_the_logits_of_linear():
     assert torch.equal(got.tokens, best.int())
 
 
+@pytest.mark.op("lm_head_topk", "gumbel_noise")
 def test_topk_noise_is_the_noise_of_sampling():
     """With zero weights the scores are T * g alone: the order is that of the noise of `gumbel_noise`."""
     vocab, packed = 5000, pack_weight(torch.zeros(5000, 2))
@@ -75,6 +78,7 @@ def test_topk_noise_is_the_noise_of_sampling():
         assert torch.equal(got.tokens[0], best if ids is None else ids[best.long()])
 
 
+@pytest.mark.op("lm_head_topk")
 @given(st.integers(1, 4), st.integers(1, 2100), st.integers(1, 32), st.integers(0, 10**6))
 @settings(max_examples=25)
 def test_topk_with_heavy_ties(m, vocab, k, seed):
@@ -86,6 +90,7 @@ def test_topk_with_heavy_ties(m, vocab, k, seed):
     check_topk(lm_head_topk(x, pack_weight(weight), k), naive.linear(x, weight), k, {})
 
 
+@pytest.mark.op("lm_head_topk")
 def test_topk_non_finite():
     """NaN is -inf; what is missing is filled with the lowest unused ids; +inf ranks first."""
     vocab = 1100
@@ -114,6 +119,7 @@ def test_topk_non_finite():
     assert got.tokens.tolist() == [[-(2**31), 2**31 - 1]]
 
 
+@pytest.mark.op("lm_head_topk")
 def test_topk_writes_only_its_outputs():
     x, weight, _ = head_case(3, 40, torch.float32, coupled=False, mapped=False)
     buffers = [torch.full((5, 6), 77, dtype=d) for d in (torch.int32, torch.float32)] + [

@@ -112,15 +112,31 @@ def test_one_instantiation_stands_for_many(compiled, source):
 
 # ---- wide accesses -------------------------------------------------------------------------------
 
-# What each file must do 16 bytes at a time.
-WIDE = {"kv_cache/compact_kv.cu": ("load", "store"), "sampling/sample_tokens.cu": ("load",)}
+# What each file must do 16 bytes at a time, in bulk, or on tensor cores.
+WIDE = {
+    "kv_cache/compact_kv.cu": ("load", "store"),
+    "sampling/sample_tokens.cu": ("load",),
+    "linear/linear.cu": ("copy", "bulk copy", "matrix product", "integer product"),
+    "linear/lm_head_topk.cu": ("copy", "bulk copy", "matrix product", "integer product"),
+}
 WIDE_CASES = [(path, access) for path, accesses in WIDE.items() for access in accesses]
 # ptxas never splits these, so that the PTX is enough where there is no disassembler.
 PTX = {
     "load": r"^\s*(?:@\S+\s+)?ld\.(?!shared|param|local)[\w.:]*\.(?:v4\.\w32|v2\.\w64)\s",
     "store": r"^\s*(?:@\S+\s+)?st\.(?!shared|param|local)[\w.:]*\.(?:v4\.\w32|v2\.\w64)\s",
+    "copy": r"\bcp\.async\.cg\.shared\.global \S+, \S+, 16,",
+    "bulk copy": r"\bcp\.async\.bulk\.shared::cluster\.global\b",
+    "matrix product": r"\bmma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32\b",
+    "integer product": r"\bmma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32\b",
 }
-MACHINE_CODE = {"load": r"\bLDG?\.E[.\w]*\.128\b", "store": r"\bSTG?\.E[.\w]*\.128\b"}
+MACHINE_CODE = {
+    "load": r"\bLDG?\.E[.\w]*\.128\b",
+    "store": r"\bSTG?\.E[.\w]*\.128\b",
+    "copy": r"\bLDGSTS\.E[.\w]*\.128\b",
+    "bulk copy": r"\bUBLKCP\b",
+    "matrix product": r"\bHMMA\.16816\.F32\.BF16\b",
+    "integer product": r"\bIMMA\.16832\.S8\.S8\b",
+}
 
 
 def disassembler() -> str | None:

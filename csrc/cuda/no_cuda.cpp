@@ -4,6 +4,7 @@
 
 #include "eagle_cuda/attention.h"
 #include "eagle_cuda/kv_cache.h"
+#include "eagle_cuda/linear.h"
 #include "eagle_cuda/sampling.h"
 #include "eagle_cuda/tree.h"
 #include "eagle_cuda/verify.h"
@@ -15,6 +16,14 @@ namespace eagle::cuda {
       "eagle_cuda was built without the CUDA backend; pass CPU tensors, or rebuild with EAGLE_CUDA=ON");
 }
 
+int64_t packed_weight_bytes(int64_t, int64_t, WeightFormat) { no_cuda(); }
+void pack_weight(const PackWeightParams&, CUstream_st*) { no_cuda(); }
+void unpack_weight(const UnpackWeightParams&, CUstream_st*) { no_cuda(); }
+int64_t linear_workspace_bytes(const PackedWeight&, int64_t) { no_cuda(); }
+void linear(const LinearParams&, CUstream_st*) { no_cuda(); }
+void rms_norm(const RmsNormParams&, CUstream_st*) { no_cuda(); }
+int64_t lm_head_topk_workspace_bytes(const PackedWeight&, int64_t, int) { no_cuda(); }
+void lm_head_topk(const LmHeadTopkParams&, CUstream_st*) { no_cuda(); }
 void expand_tree(const ExpandTreeParams&, CUstream_st*) { no_cuda(); }
 void build_tree(const BuildTreeParams&, CUstream_st*) { no_cuda(); }
 void retrieve_indices(const RetrieveIndicesParams&, CUstream_st*) { no_cuda(); }

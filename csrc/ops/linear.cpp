@@ -1,6 +1,7 @@
 #include "eagle_cuda/linear.h"
 
 #include "common/weight_format.h"
+#include "eagle_cuda/device.h"
 
 namespace eagle {
 namespace {
@@ -133,6 +134,7 @@ void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into,
   p.weight = weight.data;
   p.weight_stride = row_stride(weight);
   p.packed = packed.data;
+  const DeviceGuard guard(weight);
   if (weight.device == DeviceType::kCPU)
     cpu::pack_weight(p);
   else
@@ -143,6 +145,7 @@ void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stre
   Expect("out", out).dtype(format_dtype(weight.format)).shape({weight.n, weight.k}).contiguous().writable();
   expect_weight(weight, out);
   const UnpackWeightParams p{weight, out.dtype, out.data};
+  const DeviceGuard guard(out);
   if (out.device == DeviceType::kCPU)
     cpu::unpack_weight(p);
   else
@@ -189,6 +192,7 @@ void linear(TensorView x, const PackedWeight& weight, TensorView norm_weight, fl
   p.out_stride = row_stride(out);
   p.workspace = workspace_data(workspace, x);
   p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
+  const DeviceGuard guard(x);
   if (x.device == DeviceType::kCPU)
     cpu::linear(p);
   else
@@ -211,6 +215,7 @@ void rms_norm(TensorView x, TensorView weight, float eps, TensorView out, CUstre
   p.weight = weight.data;
   p.out = out.data;
   p.out_stride = row_stride(out);
+  const DeviceGuard guard(x);
   if (x.device == DeviceType::kCPU)
     cpu::rms_norm(p);
   else
@@ -265,6 +270,7 @@ void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weig
   }
   p.workspace = workspace_data(workspace, x);
   p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
+  const DeviceGuard guard(x);
   if (x.device == DeviceType::kCPU)
     cpu::lm_head_topk(p);
   else

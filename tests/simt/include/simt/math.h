@@ -26,6 +26,15 @@ __forceinline__ unsigned __brev(unsigned x) {
   x = (x >> 4 & 0x0f0f0f0fu) | (x & 0x0f0f0f0fu) << 4;
   return __builtin_bswap32(x);
 }
+// Bytes 0 to 3 are those of `low`, 4 to 7 of `high`; each of four nibbles selects one. Of a nibble's
+// uppermost bit, which would repeat a sign, no kernel makes use.
+__forceinline__ unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(high) << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i)
+    result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7u) & 0xffu) << 8 * i;
+  return result;
+}
 __forceinline__ unsigned __umulhi(unsigned a, unsigned b) {
   return unsigned((static_cast<unsigned long long>(a) * b) >> 32);
 }
