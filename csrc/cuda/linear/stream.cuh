@@ -84,20 +84,23 @@ class Stream {
       wait(plan_.ring - 3);
       __syncthreads();
       issue(last, ahead);
-      Walk next = here;
-      next.advance(plan_);
       const uint32_t arriving = parity;
       last = slot;
       slot = slot + 1 == plan_.ring ? 0 : slot + 1;
       parity ^= slot == 0 ? 1u : 0u;
-      if constexpr (kFusesNorm)
-        if (normalises() && next.more()) normalise(slot, next.step);
+      if constexpr (kFusesNorm) {
+        if (normalises()) {
+          Walk next = here;
+          next.advance(plan_);
+          if (next.more()) normalise(slot, next.step);
+        }
+      }
       multiply(last, arriving, here, sum);
       if (here.ends_pass()) {
         finish(here, sum);
         clear(sum);
       }
-      here = next;
+      here.advance(plan_);
     }
     copy_async_wait<0>();
   }
