@@ -136,9 +136,11 @@ def install(native: Any, device: str = "cuda") -> None:
         setattr(module, name, replacement)
     # Packed on the device, kept on the CPU: room for either layout.
     size = native.packed_weight_bytes
-    native.packed_weight_bytes = lambda n, k, format, cuda: max(
-        size(n, k, format, False), size(n, k, format, True)
-    )
+
+    def either(n: int, k: int, format: str, cuda: bool) -> int:
+        return max(size(n, k, format, False), size(n, k, format, True))
+
+    native.packed_weight_bytes = either
 
 
 @contextlib.contextmanager
