@@ -27,6 +27,7 @@ DTYPES = {
     torch.int32: (0, 32),
     torch.int64: (0, 64),
     torch.int8: (0, 8),
+    torch.uint8: (1, 8),
     torch.float32: (2, 32),
     torch.bfloat16: (4, 16),
 }
@@ -77,7 +78,7 @@ def tensors_in(value: Any) -> int:
         return tensors_in(list(value.values()))
     if isinstance(value, (list, tuple)):
         return sum(map(tensors_in, value))
-    return int(isinstance(value, torch.Tensor))
+    return int(isinstance(value, (torch.Tensor, _C.PackedWeight)))
 
 
 def faked(value: Any, devices: list[tuple[int, int]]) -> Any:
@@ -86,6 +87,11 @@ def faked(value: Any, devices: list[tuple[int, int]]) -> Any:
         return {name: faked(item, devices) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [faked(item, devices) for item in value]
+    if isinstance(value, _C.PackedWeight):
+        room = torch.empty(1 << 20, dtype=torch.uint8)
+        return _C.own_weight(value.n, value.k, value.format, value.paired, Fake(room, devices.pop(0)))
+    if isinstance(value, torch.Tensor) and value.dtype == torch.uint8:  # of another size in another layout
+        value = torch.empty(1 << 20, dtype=torch.uint8)
     return Fake(value, devices.pop(0)) if isinstance(value, torch.Tensor) else value
 
 
@@ -120,7 +126,9 @@ def test_mixed_devices_are_refused(name, other, monkeypatch):
         devices[i] = other
         args, options = faked(arguments, devices)
         with pytest.raises(
-            ValueError, match=r"^[\w.\[\]]+: expected device (cpu|cuda:\d), got (cpu|cuda:\d)$"
+            ValueError,
+            match=r"^[\w.\[\]]+: expected (device|a weight packed for|a tensor on) (cpu|cuda:\d), "
+            r"got (one packed for )?(cpu|cuda:\d)$",
         ):
             getattr(_C, name)(*args, **options)
 

@@ -2,7 +2,7 @@
 bits that it has among all of them; with one thread and with two.
 
 A row is what an op treats by itself: a request, or a row of activations. The ops with a CUDA kernel come from
-tests/gpu/op_cases.py, whose last request is padding; what has no kernel is below.
+tests/gpu/op_cases.py, whose last request is padding; more sizes and formats, and the drafts, are below.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-# ---- ops that are not in op_cases ----------------------------------------------------------------
+# ---- beside op_cases ------------------------------------------------------------------------------
 
 
 def gather(rows: torch.Tensor, order: list[int]) -> torch.Tensor:
@@ -134,7 +134,7 @@ def drafts(head, dtype: torch.dtype) -> Family:
     return Family(f"extend_draft and draft {head[0]} {dtype}".replace("torch.", ""), 4, run)
 
 
-WITHOUT_KERNEL = [
+OF_ROWS = [
     linear_rows(torch.float32, 200, 97),
     linear_rows(torch.bfloat16, 576, 576),
     *(linear_rows(torch.bfloat16, 200, 161, f) for f in ("fp8", "int8", "int4", "int8_dynamic")),
@@ -142,7 +142,8 @@ WITHOUT_KERNEL = [
     drafts(HEADS[0], torch.float32),
     drafts(HEADS[2], torch.bfloat16),
 ]
-WITH_KERNEL = [of_case(name) for name in CASES]
+OF_MATRICES = ("pack_weight", "unpack_weight")  # no rows that could be chosen
+OF_REQUESTS = [of_case(name) for name in CASES if name not in OF_MATRICES]
 
 
 # ---- the property --------------------------------------------------------------------------------
@@ -171,19 +172,19 @@ def check(family: Family, examples: int, *, phases=tuple(Phase)) -> None:
     any_order()
 
 
-@pytest.mark.parametrize("family", WITHOUT_KERNEL, ids=str)
+@pytest.mark.parametrize("family", OF_ROWS, ids=str)
 def test_any_choice_of_rows(family):
     check(family, examples=15)
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=pytest.mark.op(f.name)) for f in WITH_KERNEL], ids=str
+    "family", [pytest.param(f, marks=pytest.mark.op(f.name)) for f in OF_REQUESTS], ids=str
 )
 def test_any_choice_of_requests(family, backend):
     check(family, examples=30 if backend == "cpu" else 6)
 
 
-@pytest.mark.parametrize("family", [*WITHOUT_KERNEL, *WITH_KERNEL], ids=str)
+@pytest.mark.parametrize("family", [*OF_ROWS, *OF_REQUESTS], ids=str)
 def test_one_and_two_threads(family, one_and_two_threads):
     one, two = one_and_two_threads(lambda: family.run(1, list(range(family.rows))))
     for a, b in zip(one, two, strict=True):

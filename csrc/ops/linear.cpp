@@ -135,10 +135,7 @@ void pack_weight(TensorView weight, int64_t row_begin, const PackedWeight& into,
   p.weight_stride = row_stride(weight);
   p.packed = packed.data;
   const DeviceGuard guard(weight);
-  if (weight.device == DeviceType::kCPU)
-    cpu::pack_weight(p);
-  else
-    cuda::pack_weight(p, stream);
+  weight.device == DeviceType::kCPU ? cpu::pack_weight(p) : cuda::pack_weight(p, stream);
 }
 
 void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stream) {
@@ -146,10 +143,7 @@ void unpack_weight(const PackedWeight& weight, TensorView out, CUstream_st* stre
   expect_weight(weight, out);
   const UnpackWeightParams p{weight, out.dtype, out.data};
   const DeviceGuard guard(out);
-  if (out.device == DeviceType::kCPU)
-    cpu::unpack_weight(p);
-  else
-    cuda::unpack_weight(p, stream);
+  out.device == DeviceType::kCPU ? cpu::unpack_weight(p) : cuda::unpack_weight(p, stream);
 }
 
 void linear(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps, TensorView bias,
@@ -193,10 +187,7 @@ void linear(TensorView x, const PackedWeight& weight, TensorView norm_weight, fl
   p.workspace = workspace_data(workspace, x);
   p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
   const DeviceGuard guard(x);
-  if (x.device == DeviceType::kCPU)
-    cpu::linear(p);
-  else
-    cuda::linear(p, stream);
+  x.device == DeviceType::kCPU ? cpu::linear(p) : cuda::linear(p, stream);
 }
 
 void rms_norm(TensorView x, TensorView weight, float eps, TensorView out, CUstream_st* stream) {
@@ -216,10 +207,7 @@ void rms_norm(TensorView x, TensorView weight, float eps, TensorView out, CUstre
   p.out = out.data;
   p.out_stride = row_stride(out);
   const DeviceGuard guard(x);
-  if (x.device == DeviceType::kCPU)
-    cpu::rms_norm(p);
-  else
-    cuda::rms_norm(p, stream);
+  x.device == DeviceType::kCPU ? cpu::rms_norm(p) : cuda::rms_norm(p, stream);
 }
 
 void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weight, float norm_eps,
@@ -271,10 +259,7 @@ void lm_head_topk(TensorView x, const PackedWeight& weight, TensorView norm_weig
   p.workspace = workspace_data(workspace, x);
   p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
   const DeviceGuard guard(x);
-  if (x.device == DeviceType::kCPU)
-    cpu::lm_head_topk(p);
-  else
-    cuda::lm_head_topk(p, stream);
+  x.device == DeviceType::kCPU ? cpu::lm_head_topk(p) : cuda::lm_head_topk(p, stream);
 }
 
 int64_t linear_workspace_bytes(const PackedWeight& weight, int64_t m) {
