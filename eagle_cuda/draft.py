@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from eagle_cuda._allocate import shape_of
@@ -103,10 +104,11 @@ class DraftHead(_C.DraftHead):
         }
         parts = [dict(layer.__dict__) for layer in layers]
         scale = 0.0 if softmax_scale is None else softmax_scale
-        super().__init__(
+        self._arguments = (
             kind, num_heads, num_kv_heads, head_dim, norm_eps, scale, feedback_post_norm,
             norm_before_residual, parts, tensors,
         )  # fmt: skip
+        super().__init__(*self._arguments)
 
 
 def extend_draft(
@@ -118,6 +120,7 @@ def extend_draft(
     caches: Sequence[KVCache],
     *,
     hidden: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor | None:
     """Runs the head over committed rows, any number per request, and fills its cache.
 
@@ -134,15 +137,17 @@ def extend_draft(
         caches: One `KVCache` per layer of the head; all share the page table of the first.
         hidden: ``[T, H]``, receives the head's output before its final norm; without it the last layer stops
             at keys and values.
+        workspace: None, or uint8 ``[extend_draft_workspace_bytes]`` on the head's device, used by one call at
+            a time. None takes one that is kept for each device and stream and grows as needed: give your own
+            where a CUDA graph captures the call, so that its memory lives as long as the graph.
 
     Returns: `hidden`.
     Raises: ValueError, naming the argument.
     """
     refuse_scales(*caches)
-    _C.extend_draft(
-        head, features, tokens, row_offsets, seq_lens, [c.k for c in caches], [c.v for c in caches],
-        getattr(caches[0], "page_table", None) if caches else None, hidden,
-    )  # fmt: skip
+    if workspace is None and _on_cuda(features):
+        workspace = _kept_workspace(features, extend_draft_workspace_bytes(head, row_offsets, caches))
+    _C.extend_draft(head, features, tokens, row_offsets, seq_lens, *_parts(caches), hidden, workspace)
     return hidden
 
 
@@ -163,6 +168,7 @@ def draft(
     tau: float = 1.0,
     order: str = "path",
     out: DraftTree | None = None,
+    workspace: Tensor | None = None,
 ) -> DraftTree:
     """The draft phase: extends the cache along the accepted path, grows `levels` levels by top-k, keeps the
     best nodes.
@@ -188,6 +194,7 @@ def draft(
         tau: Softens the confidence of coupled candidates, 1 to 1.5.
         order: ``"path"`` or ``"candidate"`` (CONTRACTS.md).
         out: A `DraftTree` of width N; allocated when omitted.
+        workspace: As in `extend_draft`, of `draft_workspace_bytes`.
 
     Raises: ValueError, naming the argument.
     """
@@ -198,10 +205,47 @@ def draft(
     elif max_nodes is not None and (nodes := shape_of("tree.tokens", out.tokens, 2)[1]) != max_nodes:
         raise ValueError(f"tree.tokens: expected {max_nodes} nodes (max_nodes), got {nodes}")
     refuse_scales(*caches)
+    if workspace is None and _on_cuda(features):
+        rows = shape_of("path", accepted.path, 2)
+        workspace = _kept_workspace(features, draft_workspace_bytes(head, *rows, top_k, levels, caches))
     _C.draft(
         head, features, target_tokens, accepted.path, accepted.num_accepted, seq_lens, node_limit,
-        temperature, seeds, tau, top_k, levels, order, [c.k for c in caches], [c.v for c in caches],
-        getattr(caches[0], "page_table", None) if caches else None, out.tokens, out.parents, out.depths,
-        out.mask, out.scores, out.num_nodes, out.first_child, out.next_sibling,
+        temperature, seeds, tau, top_k, levels, order, *_parts(caches), out.tokens, out.parents, out.depths,
+        out.mask, out.scores, out.num_nodes, out.first_child, out.next_sibling, workspace,
     )  # fmt: skip
     return out
+
+
+def extend_draft_workspace_bytes(
+    head: DraftHead, row_offsets: Sequence[int], caches: Sequence[KVCache]
+) -> int:
+    """Bytes of the workspace of `extend_draft` for these rows on the head's device; 0 on the CPU."""
+    return _C.extend_draft_workspace_bytes(head, row_offsets, *_parts(caches))
+
+
+def draft_workspace_bytes(
+    head: DraftHead, batch_size: int, max_path: int, top_k: int, levels: int, caches: Sequence[KVCache]
+) -> int:
+    """Bytes of the workspace of `draft` on the head's device, for paths ``[batch_size, max_path]``; 0 on the
+    CPU."""
+    return _C.draft_workspace_bytes(head, batch_size, max_path, top_k, levels, *_parts(caches))
+
+
+def _parts(caches: Sequence[KVCache]) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
+    table = getattr(caches[0], "page_table", None) if caches else None
+    return [c.k for c in caches], [c.v for c in caches], table
+
+
+_workspaces: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def _on_cuda(features: Tensor) -> bool:
+    return isinstance(features, Tensor) and features.is_cuda
+
+
+def _kept_workspace(features: Tensor, size: int) -> Tensor:
+    key = (features.device, torch.cuda.current_stream(features.device).cuda_stream)
+    kept = _workspaces.get(key)
+    if kept is None or kept.numel() < size:
+        kept = _workspaces[key] = torch.empty(size, dtype=torch.uint8, device=features.device)
+    return kept

@@ -54,6 +54,10 @@ class Copies:
         """`value`, its CPU tensors replaced by views of the copies."""
         if isinstance(value, (list, tuple)):
             return [self.to_device(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.to_device(item) for key, item in value.items()}
+        if type(value).__name__ == "DraftHead":
+            return sys.modules["eagle_cuda._C"].DraftHead(*map(self.to_device, value._arguments))
         if type(value).__name__ == "PackedWeight" and value.backend == "cpu":
             shape = (value.n, value.k, value.format, value.paired)
             return sys.modules["eagle_cuda._C"].own_weight(*shape, self.to_device(value.data))
@@ -86,6 +90,10 @@ WORKSPACES: dict[str, Callable[[Any, list[Any]], int]] = {
     "linear": lambda native, args: native.linear_workspace_bytes(args[1], args[0].shape[0]),
     "lm_head_topk": lambda native, args: native.lm_head_topk_workspace_bytes(
         args[1], args[0].shape[0], args[9].shape[1]
+    ),
+    "extend_draft": lambda native, args: native.extend_draft_workspace_bytes(args[0], args[3], *args[5:8]),
+    "draft": lambda native, args: native.draft_workspace_bytes(
+        args[0], *args[3].shape, args[10], args[11], *args[13:16]
     ),
 }
 

@@ -30,6 +30,7 @@ def int32(*values):
 # ---- the published code
 
 
+@pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("name", ["e12_small", "e3_small", "e3_d2t"])
 def test_published_trees(name):
     """Heads and outcomes of the EAGLE authors' code: exactly its tokens, masks, positions and paths."""
@@ -66,6 +67,7 @@ def test_published_trees(name):
 # ---- a naive head
 
 
+@pytest.mark.op("extend_draft")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", HEADS, ids=str)
 def test_hidden_states_equal_a_naive_head(case, dtype):
@@ -108,6 +110,7 @@ TREES = [
 ]
 
 
+@pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("shape", TREES, ids=str)
 @pytest.mark.parametrize("case", HEADS, ids=str)
 def test_trees_equal_a_naive_search(case, shape):
@@ -141,6 +144,7 @@ def batches(draw):
     }
 
 
+@pytest.mark.op("draft", "extend_draft")
 @settings(max_examples=25)
 @given(batches())
 def test_ragged_batches_equal_a_naive_search(batch):
@@ -165,6 +169,7 @@ def test_ragged_batches_equal_a_naive_search(batch):
             assert got[part] == want[part], part
 
 
+@pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("order", ["candidate", "path"])
 def test_equal_scores_go_to_the_smaller_index(order):
     """All draft tokens equally likely: only the rules for ties decide (trap 13)."""
@@ -180,6 +185,7 @@ def test_equal_scores_go_to_the_smaller_index(order):
         assert got["tokens"][1:3] == [first[0], first[0]]
 
 
+@pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize(("top_k", "levels"), [(4, 4), (8, 3), (3, 7)])
 def test_a_small_tree_is_the_best_part_of_a_full_one(top_k, levels, coupled):
@@ -201,6 +207,7 @@ def test_a_small_tree_is_the_best_part_of_a_full_one(top_k, levels, coupled):
 # ---- coupled drafting
 
 
+@pytest.mark.op("draft", "extend_draft")
 def test_coupled_candidates_equal_a_naive_search():
     rig = Rig.random(HEADS[1], torch.float32, batch=3)
     features, tokens = rig.fill([6, 6, 11])
@@ -226,6 +233,7 @@ def test_coupled_candidates_equal_a_naive_search():
     assert plain == trees_of(tree)[0]
 
 
+@pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize(
     ("temperature", "top_k", "levels"), [(1.0, 1, 8), (0.6, 4, 4), (1.0, 4, 4), (1.5, 3, 5)]
 )
@@ -273,6 +281,7 @@ def test_where_draft_and_target_agree_the_targets_choice_comes_first(temperature
 # ---- cycles
 
 
+@pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [HEADS[0], HEADS[2], HEADS[-1]], ids=str)
 def test_cycles_with_ragged_acceptance_equal_drafting_from_scratch(case, dtype):
@@ -317,6 +326,7 @@ def test_cycles_with_ragged_acceptance_equal_drafting_from_scratch(case, dtype):
     assert max(lengths) >= 3
 
 
+@pytest.mark.op("extend_draft")
 def test_a_prompt_may_come_in_any_pieces():
     for case in HEADS[:4]:
         whole, pieces = (
@@ -371,6 +381,7 @@ def test_a_request_does_not_depend_on_the_others(name, run, one_and_two_threads)
 # ---- memory
 
 
+@pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("paged", [0, 1, 4, 16])
 def test_nothing_is_written_outside_the_own_pages(paged):
     """Room ends in the middle of a level; other pages and the rows of other requests keep their bytes."""
@@ -388,6 +399,7 @@ def test_nothing_is_written_outside_the_own_pages(paged):
             assert not bool(changed.any())
 
 
+@pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("length", [0, 15, 16, 17, 1000, -5, 2**31 - 1, -(2**31)])
 def test_any_length_in_a_tensor_is_survived(length):
     rig = Rig.random(HEADS[0], torch.float32, batch=2, capacity=16, paged=4, spare=2)
@@ -400,6 +412,7 @@ def test_any_length_in_a_tensor_is_survived(length):
     rig.extend(features, tokens, [0, 1, 2])
 
 
+@pytest.mark.op("draft", "extend_draft")
 def test_garbage_inside_tensors_stays_inside():
     """Ids, paths, counts out of range, NaN features, NaN in dead rows: valid ids, the neighbour unharmed."""
     rig = Rig.random(HEADS[0], torch.float32, batch=2, capacity=32, paged=4, spare=2)
@@ -426,6 +439,7 @@ def test_garbage_inside_tensors_stays_inside():
     assert all(0 <= t < 96 for t in first["tokens"])
 
 
+@pytest.mark.op("draft", "extend_draft")
 def test_empty_batch_and_absent_requests():
     rig = Rig.random(HEADS[0], torch.float32, batch=2)
     none = torch.zeros(0, dtype=torch.int32)
@@ -442,6 +456,7 @@ def test_empty_batch_and_absent_requests():
     assert [tree["tokens"] for tree in everyone] == [[], []]
 
 
+@pytest.mark.op("draft", "extend_draft")
 def test_node_limits():
     rig = Rig.random(HEADS[1], torch.float32, batch=5)
     features, tokens = rig.fill([3, 4, 5, 6, 7])

@@ -136,14 +136,32 @@ void bind_draft(py::module_& m) {
       [](const OwnedHead& head, const TensorView& features, const TensorView& tokens,
          const std::vector<int32_t>& row_offsets, const TensorView& seq_lens,
          const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
-         const TensorView& page_table, const TensorView& hidden) {
+         const TensorView& page_table, const TensorView& hidden, const TensorView& workspace) {
         without_gil([&] {
           extend_draft(head.head, features, tokens, row_offsets, seq_lens, k_caches, v_caches, page_table,
-                       hidden, current_stream);
+                       hidden, workspace, current_stream);
         });
       },
       "head"_a, "features"_a, "tokens"_a, "row_offsets"_a, "seq_lens"_a, "k_caches"_a, "v_caches"_a,
-      "page_table"_a, "hidden"_a);
+      "page_table"_a, "hidden"_a, "workspace"_a = py::none());
+  m.def(
+      "extend_draft_workspace_bytes",
+      [](const OwnedHead& head, const std::vector<int32_t>& row_offsets,
+         const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
+         const TensorView& page_table) {
+        return extend_draft_workspace_bytes(head.head, row_offsets, k_caches, v_caches, page_table);
+      },
+      "head"_a, "row_offsets"_a, "k_caches"_a, "v_caches"_a, "page_table"_a);
+  m.def(
+      "draft_workspace_bytes",
+      [](const OwnedHead& head, int64_t batch_size, int max_path, int top_k, int levels,
+         const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
+         const TensorView& page_table) {
+        return draft_workspace_bytes(head.head, batch_size, max_path, top_k, levels, k_caches, v_caches,
+                                     page_table);
+      },
+      "head"_a, "batch_size"_a, "max_path"_a, "top_k"_a, "levels"_a, "k_caches"_a, "v_caches"_a,
+      "page_table"_a);
   m.def(
       "draft",
       [](const OwnedHead& head, const TensorView& features, const TensorView& target_tokens,
@@ -153,19 +171,20 @@ void bind_draft(py::module_& m) {
          const std::vector<TensorView>& v_caches, const TensorView& page_table, const TensorView& tokens,
          const TensorView& parents, const TensorView& depths, const TensorView& mask,
          const TensorView& scores, const TensorView& num_nodes, const TensorView& first_child,
-         const TensorView& next_sibling) {
+         const TensorView& next_sibling, const TensorView& workspace) {
         const TreeOrder parsed = parse_order(order);
         const DraftTreeViews tree{tokens, parents,   depths,      mask,
                                   scores, num_nodes, first_child, next_sibling};
         without_gil([&] {
           draft(head.head, features, target_tokens, path, num_accepted, seq_lens, node_limit, temperature,
-                seeds, tau, top_k, levels, parsed, k_caches, v_caches, page_table, tree, current_stream);
+                seeds, tau, top_k, levels, parsed, k_caches, v_caches, page_table, tree, workspace,
+                current_stream);
         });
       },
       "head"_a, "features"_a, "target_tokens"_a, "path"_a, "num_accepted"_a, "seq_lens"_a, "node_limit"_a,
       "temperature"_a, "seeds"_a, "tau"_a, "top_k"_a, "levels"_a, "order"_a, "k_caches"_a, "v_caches"_a,
       "page_table"_a, "tokens"_a, "parents"_a, "depths"_a, "mask"_a, "scores"_a, "num_nodes"_a,
-      "first_child"_a, "next_sibling"_a);
+      "first_child"_a, "next_sibling"_a, "workspace"_a = py::none());
 }
 
 }  // namespace eagle::bindings

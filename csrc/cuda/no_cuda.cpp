@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "eagle_cuda/attention.h"
+#include "eagle_cuda/draft.h"
 #include "eagle_cuda/kv_cache.h"
 #include "eagle_cuda/linear.h"
 #include "eagle_cuda/sampling.h"
@@ -35,5 +36,9 @@ void compact_kv(const CompactKvParams&, CUstream_st*) { no_cuda(); }
 void append_kv(const AppendKvParams&, CUstream_st*) { no_cuda(); }
 int64_t tree_attention_workspace_bytes(const TreeAttentionParams&) { no_cuda(); }
 void tree_attention(const TreeAttentionParams&, CUstream_st*) { no_cuda(); }
+int64_t extend_draft_workspace_bytes(const ExtendDraftParams&) { no_cuda(); }
+void extend_draft(const ExtendDraftParams&, CUstream_st*) { no_cuda(); }
+int64_t draft_workspace_bytes(const DraftParams&) { no_cuda(); }
+void draft(const DraftParams&, CUstream_st*) { no_cuda(); }
 
 }  // namespace eagle::cuda

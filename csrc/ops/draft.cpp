@@ -5,6 +5,7 @@
 #include "common/check.h"
 #include "common/dispatch.h"
 #include "common/weight_format.h"
+#include "eagle_cuda/device.h"
 
 namespace eagle {
 namespace {
@@ -130,6 +131,17 @@ void expect_tree(const DraftTreeViews& tree, int64_t B, int64_t N, const DraftHe
       .contiguous()
       .writable()
       .on(head.backend, head.device_id);
+}
+
+void* workspace_data(const TensorView& workspace, const DraftHead& head) {
+  if (!workspace.present()) return nullptr;
+  Expect("workspace", workspace)
+      .dtype(DType::kUInt8)
+      .rank(1)
+      .contiguous()
+      .on(head.backend, head.device_id)
+      .writable();
+  return workspace.data;
 }
 
 }  // namespace
@@ -264,7 +276,7 @@ DraftHead draft_head(const DraftHeadViews& v) {
 void extend_draft(const DraftHead& head, TensorView features, TensorView tokens,
                   const std::vector<int32_t>& row_offsets, TensorView seq_lens,
                   const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
-                  TensorView page_table, TensorView hidden, CUstream_st* stream) {
+                  TensorView page_table, TensorView hidden, TensorView workspace, CUstream_st* stream) {
   const auto on_device = [&](const char* what, const TensorView& t) {
     return Expect(what, t).on(head.backend, head.device_id);
   };
@@ -288,6 +300,9 @@ void extend_draft(const DraftHead& head, TensorView features, TensorView tokens,
   p.seq_lens = seq_lens.as<int32_t>();
   p.caches = cache_views(head, k_caches, v_caches, page_table, B);
   p.hidden = hidden.present() ? hidden.data : nullptr;
+  p.workspace = workspace_data(workspace, head);
+  p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
+  const DeviceGuard guard(features);
   if (head.backend == DeviceType::kCPU)
     cpu::extend_draft(p);
   else
@@ -298,7 +313,7 @@ void draft(const DraftHead& head, TensorView features, TensorView target_tokens,
            TensorView num_accepted, TensorView seq_lens, TensorView node_limit, TensorView temperature,
            TensorView seeds, float tau, int top_k, int levels, TreeOrder order,
            const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
-           TensorView page_table, const DraftTreeViews& tree, CUstream_st* stream) {
+           TensorView page_table, const DraftTreeViews& tree, TensorView workspace, CUstream_st* stream) {
   const auto on_device = [&](const char* what, const TensorView& t) {
     return Expect(what, t).on(head.backend, head.device_id);
   };
@@ -339,10 +354,45 @@ void draft(const DraftHead& head, TensorView features, TensorView target_tokens,
   p.tree = {tree.tokens.as<int32_t>(),      tree.parents.as<int32_t>(),     tree.depths.as<int32_t>(),
             tree.mask.as<int32_t>(),        tree.scores.as<float>(),        tree.num_nodes.as<int32_t>(),
             tree.first_child.as<int32_t>(), tree.next_sibling.as<int32_t>()};
+  p.workspace = workspace_data(workspace, head);
+  p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
+  const DeviceGuard guard(features);
   if (head.backend == DeviceType::kCPU)
     cpu::draft(p);
   else
     cuda::draft(p, stream);
+}
+
+int64_t extend_draft_workspace_bytes(const DraftHead& head, const std::vector<int32_t>& row_offsets,
+                                     const std::vector<TensorView>& k_caches,
+                                     const std::vector<TensorView>& v_caches, TensorView page_table) {
+  check(!row_offsets.empty(), "row_offsets: expected at least 1 entry (requests + 1), got 0");
+  if (head.backend == DeviceType::kCPU) return 0;
+  ExtendDraftParams p{};
+  p.head = &head;
+  p.batch_size = static_cast<int>(row_offsets.size()) - 1;
+  p.num_rows = row_offsets.back();
+  p.row_offsets = row_offsets.data();
+  p.caches = cache_views(head, k_caches, v_caches, page_table, p.batch_size);
+  const DeviceGuard guard(k_caches[0]);
+  return cuda::extend_draft_workspace_bytes(p);
+}
+
+int64_t draft_workspace_bytes(const DraftHead& head, int64_t batch_size, int max_path, int top_k, int levels,
+                              const std::vector<TensorView>& k_caches,
+                              const std::vector<TensorView>& v_caches, TensorView page_table) {
+  if (head.backend == DeviceType::kCPU) return 0;
+  DraftParams p{};
+  p.head = &head;
+  p.batch_size = static_cast<int>(std::min<int64_t>(batch_size, INT32_MAX));
+  p.max_feature_nodes = p.max_nodes = 1;
+  p.max_path = max_path;
+  p.top_k = top_k;
+  p.levels = levels;
+  p.tau = 1.0f;
+  p.caches = cache_views(head, k_caches, v_caches, page_table, batch_size);
+  const DeviceGuard guard(k_caches[0]);
+  return cuda::draft_workspace_bytes(p);
 }
 
 }  // namespace eagle

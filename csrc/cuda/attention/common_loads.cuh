@@ -23,7 +23,7 @@ class CommonLoads {
   static constexpr int kPairs = kHeadDim / 16;  // pairs of 8 dimensions
   using Layout = Tile<kHeadDim>;
 
-  __device__ __forceinline__ CommonLoads(const TreeAttentionParams& p, const Plan& plan)
+  __device__ __forceinline__ CommonLoads(const AttendParams& p, const Plan& plan)
       : p_(p), plan_(plan), shared_(shared_memory<CommonShared>()) {
     split_ = static_cast<int>(blockIdx.z) / plan.row_blocks;
     first_row_ = static_cast<int>(blockIdx.z) % plan.row_blocks * plan.rows_per_block;
@@ -145,7 +145,7 @@ class CommonLoads {
     __syncthreads();
   }
 
-  const TreeAttentionParams& p_;
+  const AttendParams& p_;
   const Plan& plan_;
   CommonShared& shared_;
   int split_, first_row_, rows_;

@@ -28,7 +28,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
   using typename Loads::Layout;
 
  public:
-  __device__ __forceinline__ CommonPass(const TreeAttentionParams& p, const Plan& plan) : Loads(p, plan) {}
+  __device__ __forceinline__ CommonPass(const AttendParams& p, const Plan& plan) : Loads(p, plan) {}
 
   __device__ __forceinline__ void run() {
     const int nodes = request_nodes(p_, request());
@@ -36,7 +36,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
     if (rows_ <= 0) return;
     prefix_ = request_prefix(p_, request());
     find_limits();
-    const Units units = request_units(plan_, prefix_, nodes, p_.window);
+    const Units units = request_units(plan_, prefix_, p_.first_node + nodes, p_.window);
     find_steps(units);
     if (position_ < 0) return;
     load_queries();

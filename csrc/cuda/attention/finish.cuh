@@ -49,7 +49,7 @@ class Finish {
   static constexpr int kBatch = kPairs <= 2 ? 8 : 4;   // partials on their way at a time
   using Out = float[kPairs][2];
 
-  __device__ __forceinline__ Finish(const TreeAttentionParams& p, const Plan& plan)
+  __device__ __forceinline__ Finish(const AttendParams& p, const Plan& plan)
       : p_(p), plan_(plan), shared_(shared_memory<Shared>()) {
     const int head_blocks = (plan.group + kFinishWarps - 1) / kFinishWarps;
     request_ = static_cast<int>(blockIdx.x) / p.max_nodes;
@@ -130,7 +130,7 @@ class Finish {
 
   __device__ __forceinline__ void fold_partials(int nodes, Stats& total, Out& out) const {
     if (span_.begin >= span_.limit) return;
-    const Units units = request_units(plan_, prefix_, nodes, p_.window);
+    const Units units = request_units(plan_, prefix_, p_.first_node + nodes, p_.window);
     if (plan_.splits == 1) return read_partial(0, total, out);
     const int first = units.at(span_.begin), last = units.at(span_.limit - 1);
     Stats group = no_keys();
@@ -185,7 +185,7 @@ class Finish {
       for (int j = lane_id(); j < count; j += kWarpSize) shared_.rows[j] = first + j;
       __syncwarp();
       int position = prefix_;  // of the word's lowest ancestor
-      for (int word = 0; word <= node_ / 32; ++word) {
+      for (int word = 0; word <= (p_.first_node + node_) / 32; ++word) {
         const uint32_t bits = mask_word(p_, request_, node_, word);
         const int mine = position + __popc(bits & ((1u << lane_id()) - 1)) - first;
         if ((bits >> lane_id() & 1) && mine >= 0 && mine < count)
@@ -351,7 +351,7 @@ class Finish {
             total.sum == 0.0f ? minus_infinity() : total.max + log_f32(total.sum));
   }
 
-  const TreeAttentionParams& p_;
+  const AttendParams& p_;
   const Plan& plan_;
   Shared& shared_;
   int request_, node_, kv_head_, head_, prefix_;

@@ -2,6 +2,7 @@
 // Which positions a row sees, and which of them the tensor cores reduce (NUMERICS: attention).
 #include <cstdint>
 
+#include "cuda/attention/attend.h"
 #include "cuda/attention/cache_rows.cuh"
 
 namespace eagle::cuda {
@@ -27,13 +28,16 @@ __device__ __forceinline__ int request_nodes(const TreeAttentionParams& p, int r
   return min(max(load_read_only(p.num_nodes + request), 0), p.max_nodes);
 }
 
-// Word `word` of a node's ancestors and itself.
-__device__ __forceinline__ uint32_t mask_word(const TreeAttentionParams& p, int request, int node, int word) {
+// Word `word` of the ancestors of a row's node and of the node itself.
+__device__ __forceinline__ uint32_t mask_word(const AttendParams& p, int request, int row, int word) {
+  const int node = p.first_node + row;
   if (word > node / 32) return 0;
-  const int words = (p.max_nodes + 31) / 32;
+  const int words = (p.all_nodes + 31) / 32;
   const uint32_t own = 1u << node % 32;
-  const uint32_t bits =
-      static_cast<uint32_t>(load_read_only(p.mask + (int64_t{request} * p.max_nodes + node) * words + word));
+  uint32_t bits = ~0u;
+  if (p.mask)
+    bits =
+        static_cast<uint32_t>(load_read_only(p.mask + (int64_t{request} * p.max_nodes + row) * words + word));
   return word == node / 32 ? (bits & (own - 1)) | own : bits;
 }
 
@@ -42,9 +46,10 @@ __device__ __forceinline__ Span span_at(int position, int window) {
   return {begin, position < 31 ? 0 : (position - 31) & ~15, position};
 }
 
-__device__ __forceinline__ Span node_span(const TreeAttentionParams& p, int request, int node, int prefix) {
+__device__ __forceinline__ Span node_span(const AttendParams& p, int request, int row, int prefix) {
   int ancestors = 0;
-  for (int word = 0; word <= node / 32; ++word) ancestors += __popc(mask_word(p, request, node, word));
+  for (int word = 0; word <= (p.first_node + row) / 32; ++word)
+    ancestors += __popc(mask_word(p, request, row, word));
   return span_at(prefix + ancestors - 1, p.window);
 }
 

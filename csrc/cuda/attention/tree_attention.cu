@@ -23,14 +23,14 @@ namespace {
 // registers: <= 255
 template <class T, class C, int kHeadDim>
 __global__ void __launch_bounds__(kHeadDim <= 128 ? 512 : 256)
-    common_pass_kernel(const __grid_constant__ TreeAttentionParams p, const __grid_constant__ Plan plan) {
+    common_pass_kernel(const __grid_constant__ AttendParams p, const __grid_constant__ Plan plan) {
   CommonPass<T, C, kHeadDim>(p, plan).run();
 }
 
 // registers: <= 128
 template <class T, class C, int kHeadDim>
 __global__ void __launch_bounds__(kFinishWarps* kWarpSize, 2)
-    finish_kernel(const __grid_constant__ TreeAttentionParams p, const __grid_constant__ Plan plan) {
+    finish_kernel(const __grid_constant__ AttendParams p, const __grid_constant__ Plan plan) {
   Finish<T, C, kHeadDim>(p, plan).run();
 }
 
@@ -56,7 +56,7 @@ size_t shared_bytes(const KVCacheView& cache, int rows, int ring) {
   return bytes;
 }
 
-Plan make_plan(const TreeAttentionParams& p) {
+Plan make_plan(const AttendParams& p) {
   Plan plan{};
   const KVCacheView& c = p.cache;
   const int64_t size = element_size(p.dtype), cache_size = element_size(c.dtype);
@@ -72,7 +72,7 @@ Plan make_plan(const TreeAttentionParams& p) {
 
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   const auto shared_limit = static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
-  const int64_t positions = std::min(cache_capacity(c), int64_t{kMaxPrefix}) + p.max_nodes;
+  const int64_t positions = std::min(cache_capacity(c), int64_t{kMaxPrefix}) + p.all_nodes;
   const int64_t chunks = ceil_div<int64_t>(positions, kChunk),
                 groups = ceil_div<int64_t>(chunks, kGroupChunks) + 1;
   const int most_rows = c.head_dim <= 128 ? 256 : 128;
@@ -100,7 +100,7 @@ Plan make_plan(const TreeAttentionParams& p) {
 }
 
 template <class T, class C, int kHeadDim>
-void launch_common_pass(const TreeAttentionParams& p, const Plan& plan, CUstream_st* stream) {
+void launch_common_pass(const AttendParams& p, const Plan& plan, CUstream_st* stream) {
   const LaunchConfig config{
       dim3(static_cast<unsigned>(p.batch_size), static_cast<unsigned>(p.cache.num_kv_heads),
            static_cast<unsigned>(plan.splits * plan.row_blocks)),
@@ -110,7 +110,7 @@ void launch_common_pass(const TreeAttentionParams& p, const Plan& plan, CUstream
 }
 
 template <class T, class C, int kHeadDim>
-void launch_finish(const TreeAttentionParams& p, const Plan& plan, CUstream_st* stream) {
+void launch_finish(const AttendParams& p, const Plan& plan, CUstream_st* stream) {
   const int warps = std::min(plan.group, kFinishWarps);
   const LaunchConfig config{
       dim3(static_cast<unsigned>(p.batch_size * p.max_nodes),
@@ -120,25 +120,23 @@ void launch_finish(const TreeAttentionParams& p, const Plan& plan, CUstream_st* 
 }
 
 template <class T, class C, int kHeadDim>
-void launch_both(const TreeAttentionParams& p, const Plan& plan, CUstream_st* stream) {
+void launch_both(const AttendParams& p, const Plan& plan, CUstream_st* stream) {
   if constexpr (!std::is_same_v<T, float>) launch_common_pass<T, C, kHeadDim>(p, plan, stream);
   launch_finish<T, C, kHeadDim>(p, plan, stream);
 }
 
 }  // namespace
 
-int64_t tree_attention_workspace_bytes(const TreeAttentionParams& p) {
-  validate(p);
+int64_t attend_workspace_bytes(const AttendParams& p) {
   if (p.dtype == DType::kFloat32 || p.batch_size == 0 || p.max_nodes == 0) return 0;
   const int64_t partials = num_partials(p, make_plan(p));
   return (partials + 1) / 2 * 2 * int64_t{sizeof(Stats)} +
          partials * p.cache.head_dim * int64_t{sizeof(float)};
 }
 
-void tree_attention(const TreeAttentionParams& p, CUstream_st* stream) {
-  validate(p);
+void attend(const AttendParams& p, CUstream_st* stream) {
   if (p.batch_size == 0 || p.max_nodes == 0) return;
-  const int64_t needed = tree_attention_workspace_bytes(p);
+  const int64_t needed = attend_workspace_bytes(p);
   check(p.workspace_bytes >= needed, "workspace: expected at least ", needed, " bytes, got ",
         p.workspace_bytes);
   check(address(p.workspace) % 16 == 0, "workspace: expected an address that is a multiple of 16");
@@ -150,6 +148,16 @@ void tree_attention(const TreeAttentionParams& p, CUstream_st* stream) {
                          : launch_both<T, T, dim()>(p, plan, stream);
     });
   });
+}
+
+int64_t tree_attention_workspace_bytes(const TreeAttentionParams& p) {
+  validate(p);
+  return attend_workspace_bytes({p, 0, p.max_nodes});
+}
+
+void tree_attention(const TreeAttentionParams& p, CUstream_st* stream) {
+  validate(p);
+  attend({p, 0, p.max_nodes}, stream);
 }
 
 }  // namespace eagle::cuda

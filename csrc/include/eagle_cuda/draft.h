@@ -75,6 +75,11 @@ struct ExtendDraftParams {
   const int32_t* seq_lens;     // [B]  draft rows already in the cache; row i is written at seq_lens + i
   const KVCacheView* caches;   // [layers]
   void* hidden;                // [T, H] the head's output g for every row (pre-norm), or nullptr
+
+  // CUDA: at least extend_draft_workspace_bytes(), begins at a multiple of 16, used by one call at a time.
+  // What it holds before does not matter. CPU: none.
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
 };
 
 // gather along the accepted path -> extend -> `levels` levels of top-k expansion -> rerank.
@@ -106,6 +111,9 @@ struct DraftParams {
   const int64_t* seeds;          // [B] when temperature is given
   const KVCacheView* caches;     // [layers]
   DraftTree tree;
+
+  void* workspace = nullptr;  // as in ExtendDraftParams, of draft_workspace_bytes()
+  int64_t workspace_bytes = 0;
 };
 
 void validate(const DraftHead& head);
@@ -120,6 +128,10 @@ void draft(const DraftParams& p);
 namespace cuda {
 void extend_draft(const ExtendDraftParams& p, CUstream_st* stream);
 void draft(const DraftParams& p, CUstream_st* stream);
+
+// From the sizes (head, caches, row_offsets) and the current device alone, not from what tensors hold.
+int64_t extend_draft_workspace_bytes(const ExtendDraftParams& p);
+int64_t draft_workspace_bytes(const DraftParams& p);
 }  // namespace cuda
 
 // Tensor forms. A head is described once; its tensors must outlive it.
@@ -140,11 +152,18 @@ DraftHead draft_head(const DraftHeadViews& views);
 void extend_draft(const DraftHead& head, TensorView features, TensorView tokens,
                   const std::vector<int32_t>& row_offsets, TensorView seq_lens,
                   const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
-                  TensorView page_table, TensorView hidden, CUstream_st* stream);
+                  TensorView page_table, TensorView hidden, TensorView workspace, CUstream_st* stream);
 void draft(const DraftHead& head, TensorView features, TensorView target_tokens, TensorView path,
            TensorView num_accepted, TensorView seq_lens, TensorView node_limit, TensorView temperature,
            TensorView seeds, float tau, int top_k, int levels, TreeOrder order,
            const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
-           TensorView page_table, const DraftTreeViews& tree, CUstream_st* stream);
+           TensorView page_table, const DraftTreeViews& tree, TensorView workspace, CUstream_st* stream);
+// Bytes that the ops want as `workspace`, uint8 [bytes], on the device of the head; 0 on the CPU.
+int64_t extend_draft_workspace_bytes(const DraftHead& head, const std::vector<int32_t>& row_offsets,
+                                     const std::vector<TensorView>& k_caches,
+                                     const std::vector<TensorView>& v_caches, TensorView page_table);
+int64_t draft_workspace_bytes(const DraftHead& head, int64_t batch_size, int max_path, int top_k, int levels,
+                              const std::vector<TensorView>& k_caches,
+                              const std::vector<TensorView>& v_caches, TensorView page_table);
 
 }  // namespace eagle

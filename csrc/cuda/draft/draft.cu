@@ -1,0 +1,365 @@
+// The whole draft phase: extend along the accepted path, `levels` levels of top-k expansion, rerank
+// (SEMANTICS.md 2.2, 2.8), as launches from sizes that the host knows.
+//
+// Lengths, paths and absent requests are looked at on the device. The extend has max_path rows a request and
+// a level top_k rows a request; rows beyond what a request has are computed from valid memory and dropped:
+// they are neither appended nor attend, and no row looks at another.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "common/check.h"
+#include "common/dispatch.h"
+#include "cuda/draft/head.h"
+#include "cuda/draft/rows.cuh"
+#include "cuda/launch.h"
+
+namespace eagle::cuda {
+namespace {
+
+// What the launches leave for each other, in the workspace.
+struct DraftMemory {
+  // Of requests.
+  int32_t *start, *extended;     // where the extend rows stand, and how many there are
+  int32_t *committed, *growing;  // rows behind the extend; rows of a level: top_k, or 0
+  int32_t *roots, *limits;
+  int32_t* append_at;
+  // Of extend rows [B, P].
+  int32_t *path_tokens, *path_depths;
+  void *path_features, *path_hidden, *path_output;
+  // Of beam rows [B, K].
+  int32_t *depths, *positions;
+  float* temperature;
+  int64_t* seeds;
+  int32_t *beam_candidates, *beam_tokens, *beam_rows, *beam_mask;
+  float* beam_scores;
+  void *input, *output;
+  // Of candidates.
+  int32_t *child_tokens, *candidate_tokens, *candidate_parents;  // [B, K, K], [B, C]
+  float *child_log_probs, *candidate_scores;
+  HeadMemory head;
+
+  DraftMemory(const DraftParams& p, int64_t scratch, Arena& arena)
+      : start(arena.take<int32_t>(p.batch_size)),
+        extended(arena.take<int32_t>(p.batch_size)),
+        committed(arena.take<int32_t>(p.batch_size)),
+        growing(arena.take<int32_t>(p.batch_size)),
+        roots(arena.take<int32_t>(p.batch_size)),
+        limits(arena.take<int32_t>(p.batch_size)),
+        append_at(arena.take<int32_t>(p.batch_size)),
+        head(*p.head, int64_t{p.batch_size} * std::max(p.max_path, p.top_k), scratch, arena) {
+    const int64_t B = p.batch_size, K = p.top_k, C = num_candidates(K, p.levels), path = B * p.max_path;
+    const int64_t width = element_size(p.head->dtype), row = p.head->hidden_size * width;
+    path_tokens = arena.take<int32_t>(path);
+    path_depths = arena.take<int32_t>(path);
+    path_features = arena.take<char>(path * p.head->feature_size * width);
+    path_hidden = arena.take<char>(p.head->kind == HeadKind::kEagle3 ? path * row : 0);
+    path_output = arena.take<char>(path * row);
+    depths = arena.take<int32_t>(B * K);
+    positions = arena.take<int32_t>(B * K);
+    temperature = arena.take<float>(B * K);
+    seeds = arena.take<int64_t>(B * K);
+    beam_candidates = arena.take<int32_t>(B * K);
+    beam_tokens = arena.take<int32_t>(B * K);
+    beam_rows = arena.take<int32_t>(B * K);
+    beam_mask = arena.take<int32_t>(B * K * mask_words(int64_t{p.levels} * K));
+    beam_scores = arena.take<float>(B * K);
+    input = arena.take<char>(B * K * row);
+    output = arena.take<char>(B * K * row);
+    child_tokens = arena.take<int32_t>(B * K * K);
+    child_log_probs = arena.take<float>(B * K * K);
+    candidate_tokens = arena.take<int32_t>(B * C);
+    candidate_parents = arena.take<int32_t>(B * C);
+    candidate_scores = arena.take<float>(B * C);
+  }
+
+  // The extend rows as a chain, and the beam of a level.
+  RowGroup path_group(const DraftParams& p) const {
+    return {.batch = p.batch_size,
+            .nodes = p.max_path,
+            .all_nodes = p.max_path,
+            .lengths = start,
+            .append_at = start,
+            .depths = path_depths,
+            .counts = extended};
+  }
+  RowGroup level_group(const DraftParams& p, int level) const {
+    return {.batch = p.batch_size,
+            .nodes = p.top_k,
+            .first_node = (level - 1) * p.top_k,
+            .all_nodes = p.levels * p.top_k,
+            .mask = beam_mask,
+            .lengths = committed,
+            .append_at = append_at,
+            .depths = depths,
+            .counts = growing};
+  }
+};
+
+// ---- kernels: they move rows, and turn what requests hold into what the ops take
+// ---------------------------
+
+struct PathRowsParams {
+  DraftParams draft;
+  DraftMemory memory;
+  int64_t feature_size;
+  int capacity;
+  bool vectors;
+};
+
+// grid: [P, B]   the features of the accepted path, and the request's lengths
+// registers: <= 64
+template <class T>
+__global__ void __launch_bounds__(kRowThreads) path_rows_kernel(const __grid_constant__ PathRowsParams p) {
+  const DraftParams& d = p.draft;
+  const DraftMemory& m = p.memory;
+  const int i = static_cast<int>(blockIdx.x), request = static_cast<int>(blockIdx.y);
+  const int64_t row = int64_t{request} * d.max_path + i;
+  const int node = clamped(load_read_only(d.path + row), 0, d.max_feature_nodes - 1);
+  if (threadIdx.x == 0) {
+    const int accepted = clamped(load_read_only(d.num_accepted + request), -1, d.max_path - 1);
+    const int start = clamped(load_read_only(d.seq_lens + request), 0, p.capacity);
+    const int32_t token = load_read_only(d.target_tokens + int64_t{request} * d.max_feature_nodes + node);
+    store(m.path_tokens + row, token);
+    store(m.path_depths + row, clamped(int64_t{start} + i, 0, p.capacity) - start);
+    if (i == max(accepted, 0)) store(m.roots + request, token);
+    if (i == 0) {
+      const int asked = d.node_limit ? load_read_only(d.node_limit + request) : d.max_nodes;
+      const int limit = accepted < 0 ? 0 : clamped(asked, 0, d.max_nodes);
+      store(m.start + request, start);
+      store(m.extended + request, accepted + 1);
+      store(m.committed + request, clamped(int64_t{start} + accepted + 1, 0, p.capacity));
+      store(m.growing + request, limit < 2 ? 0 : d.top_k);  // 1: the root alone, no draft node is wanted
+      store(m.limits + request, limit);
+    }
+  }
+  const T* const from =
+      static_cast<const T*>(d.features) + request * d.features_strides[0] + node * d.features_strides[1];
+  move_row(shared_memory<RowShared>(), from, static_cast<T*>(m.path_features) + row * p.feature_size,
+           p.feature_size, static_cast<const T*>(nullptr), 0.0f, p.vectors);
+}
+
+// The hidden states that a level's rows start from.
+struct ParentRowsParams {
+  int request_rows, level;  // rows of a request: 1, the parents of level 1, which is `level` 0, or top_k
+  int top_k, max_path;
+  int64_t size;  // H
+  const int32_t *committed, *num_accepted, *beam_rows;
+  const float* request_temperature;  // [B] or nullptr
+  const int64_t* request_seeds;
+  const void* from;  // level 0: the extend's output; 1: level 0's rows; else the rows of the level above
+  void* to;
+  int32_t *append_at, *depths, *positions;
+  float* temperature;
+  int64_t* seeds;
+  bool vectors;
+};
+
+// grid: [rows of a request, B]
+// registers: <= 64
+template <class T>
+__global__ void __launch_bounds__(kRowThreads)
+    parent_rows_kernel(const __grid_constant__ ParentRowsParams p) {
+  const int r = static_cast<int>(blockIdx.x), request = static_cast<int>(blockIdx.y);
+  const int64_t row = int64_t{request} * p.request_rows + r;
+  int64_t parent = request;
+  if (p.level == 0)
+    parent =
+        int64_t{request} * p.max_path + clamped(load_read_only(p.num_accepted + request), 0, p.max_path - 1);
+  else if (p.level > 1)
+    parent = int64_t{request} * p.top_k + clamped(load_read_only(p.beam_rows + row), 0, p.top_k - 1);
+  if (threadIdx.x == 0) {
+    const int committed = load_read_only(p.committed + request);
+    if (p.level > 0) {  // a cache row a node, a position a level
+      if (r == 0) store(p.append_at + request, committed + (p.level - 1) * p.top_k);
+      store(p.depths + row, (p.level - 1) * (1 - p.top_k));
+    }
+    if (p.request_temperature) {
+      store(p.temperature + row, load_read_only(p.request_temperature + request));
+      store(p.seeds + row, load_read_only(p.request_seeds + request));
+      store(p.positions + row, committed + p.level + 1);  // of the children; the root stands at `committed`
+    }
+  }
+  move_row(shared_memory<RowShared>(), static_cast<const T*>(p.from) + parent * p.size,
+           static_cast<T*>(p.to) + row * p.size, p.size, static_cast<const T*>(nullptr), 0.0f, p.vectors);
+}
+
+// ---- the phase, launch by launch
+// -----------------------------------------------------------------------------
+
+class DraftPhase {
+ public:
+  DraftPhase(const DraftParams& p, const DraftMemory& memory, CUstream_st* stream)
+      : p_(p), head_(*p.head), m_(memory), stream_(stream), width_(element_size(head_.dtype)) {}
+
+  // The head over the accepted path.
+  void extend() {
+    EAGLE_CUDA_CHECK(
+        cudaMemsetAsync(m_.head.attended, 0, static_cast<size_t>(m_.head.attended_bytes), stream_));
+    const int64_t F = head_.feature_size, rows = int64_t{p_.batch_size} * p_.max_path;
+    PathRowsParams rows_of_path{p_, m_, F, row_capacity(p_.caches[0]), false};
+    rows_of_path.vectors =
+        row_vectors({p_.features, m_.path_features},
+                    {F * width_, p_.features_strides[0] * width_, p_.features_strides[1] * width_});
+    const LaunchConfig config{dim3(static_cast<unsigned>(p_.max_path), static_cast<unsigned>(p_.batch_size)),
+                              dim3(kRowThreads), stream_, sizeof(RowShared)};
+    dispatch(FloatTypes{}, head_.dtype, "features", [&](auto type) {
+      launch(path_rows_kernel<typename decltype(type)::type>, config, rows_of_path);
+    });
+    const void* hidden = m_.path_features;
+    if (head_.kind == HeadKind::kEagle3) {
+      fuse_features(head_, m_.path_features, F, rows, m_.path_features, m_.path_hidden, m_.head, stream_);
+      hidden = m_.path_hidden;
+    }
+    const RowGroup group = m_.path_group(p_);
+    run_head(head_, p_.caches, {&group, 1}, rows, m_.path_tokens, hidden, head_.hidden_size, m_.path_output,
+             m_.head, stream_);
+    move_parents(0, m_.path_output, m_.output);
+  }
+
+  // Candidates of `level` from the rows in `output`, and its beam.
+  void expand(int level) {
+    const int64_t rows = int64_t{p_.batch_size} * (level == 1 ? 1 : p_.top_k);
+    const bool coupled = p_.temperature != nullptr;
+    LmHeadTopkParams best{};
+    best.m = rows;
+    best.weight = head_.lm_head;
+    best.top_k = p_.top_k;
+    best.x_dtype = head_.dtype;
+    best.norm_eps = head_.norm_eps;
+    best.tau = p_.tau;
+    best.x = m_.output;
+    best.x_stride = head_.hidden_size;
+    best.norm_weight = head_.norm;
+    best.draft_to_target = head_.draft_to_target;
+    best.temperature = coupled ? m_.temperature : nullptr;
+    best.seeds = coupled ? m_.seeds : nullptr;
+    best.positions = coupled ? m_.positions : nullptr;
+    best.tokens = m_.child_tokens;
+    best.log_probs = m_.child_log_probs;
+    best.workspace = m_.head.scratch;
+    best.workspace_bytes = m_.head.scratch_bytes;
+    lm_head_topk(best, stream_);
+    expand_tree({.batch_size = p_.batch_size,
+                 .top_k = p_.top_k,
+                 .level = level,
+                 .levels = p_.levels,
+                 .tokens = m_.child_tokens,
+                 .log_probs = m_.child_log_probs,
+                 .num_accepted = nullptr,  // absent requests grow too, so that all memory is written
+                 .candidate_tokens = m_.candidate_tokens,
+                 .candidate_scores = m_.candidate_scores,
+                 .candidate_parents = m_.candidate_parents,
+                 .beam_candidates = m_.beam_candidates,
+                 .beam_scores = m_.beam_scores,
+                 .beam_tokens = m_.beam_tokens,
+                 .beam_rows = m_.beam_rows,
+                 .beam_mask = m_.beam_mask},
+                stream_);
+  }
+
+  // The head over the beam of `level`.
+  void run_beam(int level) {
+    const int64_t rows = int64_t{p_.batch_size} * p_.top_k, H = head_.hidden_size;
+    move_parents(level, m_.output, m_.input);
+    if (head_.feedback_post_norm)
+      rms_norm({.m = rows,
+                .k = H,
+                .dtype = head_.dtype,
+                .eps = head_.norm_eps,
+                .x = m_.input,
+                .x_stride = H,
+                .weight = head_.norm,
+                .out = m_.input,
+                .out_stride = H},
+               stream_);
+    const RowGroup group = m_.level_group(p_, level);
+    run_head(head_, p_.caches, {&group, 1}, rows, m_.beam_tokens, m_.input, H, m_.output, m_.head, stream_);
+  }
+
+  void rerank() const {
+    build_tree({.batch_size = p_.batch_size,
+                .num_candidates = static_cast<int>(num_candidates(p_.top_k, p_.levels)),
+                .max_nodes = p_.max_nodes,
+                .order = p_.order,
+                .root_tokens = m_.roots,
+                .candidate_tokens = m_.candidate_tokens,
+                .candidate_scores = m_.candidate_scores,
+                .candidate_parents = m_.candidate_parents,
+                .node_limit = m_.limits,
+                .tree = p_.tree,
+                .selected = nullptr},
+               stream_);
+  }
+
+ private:
+  void move_parents(int level, const void* from, void* to) const {
+    const int rows = level == 0 ? 1 : p_.top_k;
+    const int64_t H = head_.hidden_size;
+    const ParentRowsParams params{rows,
+                                  level,
+                                  p_.top_k,
+                                  p_.max_path,
+                                  H,
+                                  m_.committed,
+                                  p_.num_accepted,
+                                  m_.beam_rows,
+                                  p_.temperature,
+                                  p_.seeds,
+                                  from,
+                                  to,
+                                  m_.append_at,
+                                  m_.depths,
+                                  m_.positions,
+                                  m_.temperature,
+                                  m_.seeds,
+                                  row_vectors({from, to}, {H * width_})};
+    const LaunchConfig config{dim3(static_cast<unsigned>(rows), static_cast<unsigned>(p_.batch_size)),
+                              dim3(kRowThreads), stream_, sizeof(RowShared)};
+    dispatch(FloatTypes{}, head_.dtype, "hidden",
+             [&](auto type) { launch(parent_rows_kernel<typename decltype(type)::type>, config, params); });
+  }
+
+  const DraftParams& p_;
+  const DraftHead& head_;
+  const DraftMemory& m_;
+  CUstream_st* const stream_;
+  const int64_t width_;
+};
+
+// What the largest of the launches wants beside the head's products.
+int64_t scratch_bytes(const DraftParams& p) {
+  Arena none(nullptr);
+  const DraftMemory shapes(p, 0, none);
+  return std::max(
+      {attention_bytes(*p.head, p.caches, shapes.path_group(p)),
+       attention_bytes(*p.head, p.caches, shapes.level_group(p, 1)),
+       cuda::lm_head_topk_workspace_bytes(p.head->lm_head, int64_t{p.batch_size} * p.top_k, p.top_k)});
+}
+
+}  // namespace
+
+int64_t draft_workspace_bytes(const DraftParams& p) {
+  validate(p);
+  if (p.batch_size == 0) return 0;
+  Arena arena(nullptr);
+  const DraftMemory memory(p, scratch_bytes(p), arena);
+  return arena.bytes();
+}
+
+void draft(const DraftParams& p, CUstream_st* stream) {
+  validate(p);
+  if (p.batch_size == 0) return;
+  Arena arena(p.workspace);
+  const DraftMemory memory(p, scratch_bytes(p), arena);
+  check_draft_workspace(p.workspace, p.workspace_bytes, arena.bytes());
+  DraftPhase phase(p, memory, stream);
+  phase.extend();
+  for (int level = 1; level <= p.levels; ++level) {
+    phase.expand(level);
+    if (level < p.levels) phase.run_beam(level);
+  }
+  phase.rerank();
+}
+
+}  // namespace eagle::cuda
