@@ -35,7 +35,7 @@ MAX_LENGTH = 400
 attends = pytest.mark.op("append_kv", "tree_attention")
 decodes = pytest.mark.op("append_kv", "tree_attention", "sample_tokens", "verify", "compact_kv")
 drafts = pytest.mark.op(
-    "append_kv", "tree_attention", "expand_tree", "build_tree", "sample_tokens", "verify", "compact_kv"
+    "append_kv", "tree_attention", "draft", "extend_draft", "sample_tokens", "verify", "compact_kv"
 )
 unchecked = pytest.mark.unchecked
 

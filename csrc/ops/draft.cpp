@@ -303,10 +303,7 @@ void extend_draft(const DraftHead& head, TensorView features, TensorView tokens,
   p.workspace = workspace_data(workspace, head);
   p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
   const DeviceGuard guard(features);
-  if (head.backend == DeviceType::kCPU)
-    cpu::extend_draft(p);
-  else
-    cuda::extend_draft(p, stream);
+  features.device == DeviceType::kCPU ? cpu::extend_draft(p) : cuda::extend_draft(p, stream);
 }
 
 void draft(const DraftHead& head, TensorView features, TensorView target_tokens, TensorView path,
@@ -357,10 +354,7 @@ void draft(const DraftHead& head, TensorView features, TensorView target_tokens,
   p.workspace = workspace_data(workspace, head);
   p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
   const DeviceGuard guard(features);
-  if (head.backend == DeviceType::kCPU)
-    cpu::draft(p);
-  else
-    cuda::draft(p, stream);
+  features.device == DeviceType::kCPU ? cpu::draft(p) : cuda::draft(p, stream);
 }
 
 int64_t extend_draft_workspace_bytes(const DraftHead& head, const std::vector<int32_t>& row_offsets,
