@@ -1,9 +1,7 @@
-"""The command line, the demo and the end-to-end benchmark, on a tiny random model saved as a user's would
-be."""
+"""The command line and the demo, on a tiny random model saved as a user's would be."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import io
 import json
@@ -11,11 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 from rich.console import Console
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
 import eagle_cuda
@@ -25,50 +19,15 @@ from eagle_decode import cli
 from eagle_decode.demo import Comparison
 from eagle_decode.sequence import Chunk
 from eagle_decode.terminal import show_stream, table
-from random_heads import random_head
+from tiny_folders import write_folders
 from tiny_models import ByteTokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:none of .* draft tokens was accepted")  # the head is random
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> tuple[str, str]:
-    """A Llama with a tokenizer of bytes, and an EAGLE-3 head for it."""
-    target, head = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("head")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
-    wrapped.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
-    wrapped.save_pretrained(target)
-
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=258,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=64,
-        initializer_range=0.2,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=wrapped.eos_token_id,
-    )
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(target)
-
-    settings, tensors = random_head(hidden=64, heads=2, kv_heads=1, vocab=258)
-    settings |= {"architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
-    (head / "config.json").write_text(json.dumps(settings))
-    save_file(tensors, head / "model.safetensors")
-    return str(target), str(head)
+    return write_folders(tmp_path_factory.mktemp("tiny"))
 
 
 def run(*arguments: str, stdin: str | None = None, status: int = 0):
@@ -310,74 +269,6 @@ def test_faults_end_with_one_line_and_status_2(folders, arguments, message, monk
     assert error.startswith("error:")
     assert message in error
     assert "Traceback" not in error
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    path = Path(__file__).parent.parent / "benchmarks" / "end_to_end.py"
-    sys.path.append(str(path.parent))  # as when it runs as a script
-    spec = importlib.util.spec_from_file_location("end_to_end", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["end_to_end"] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_benchmark_measures_every_mode(folders, benchmark, monkeypatch, tmp_path, capsys):
-    target, head = folders
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        "".join(json.dumps({"turns": [text, "more"]}) + "\n" for text in ("Hello", "Why?", "How?"))
-    )
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["end_to_end.py", "--target", target, "--head", head, "--prompts", str(prompts), "--num-prompts", "2",
-         "--max-new-tokens", "12", "--repeats", "2", "--trees", "4:3:2,8:4:4", "--json", str(tmp_path /
-         "out.json")],
-    )  # fmt: skip
-    benchmark.main()
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert written["environment"]["cpu_isa"]
-    figures = written["results"]
-    rows = {row["mode"]: row for row in figures["modes"]}
-    assert list(rows) == ["transformers", "plain", "tree 4:3:2", "tree 8:4:4"]
-    for name in ("plain", "tree 4:3:2", "tree 8:4:4"):
-        assert rows[name]["identical_to_plain"] == 2
-        assert rows[name]["num_tokens"] == [12, 12]
-    assert rows["plain"]["ratio_to_plain_median"] == rows["plain"]["ratio_to_plain_best"] == 1
-    assert all(len(runs) == 2 for row in rows.values() for runs in row["seconds"])
-    assert [row["goal"] for row in figures["goals"]] == [
-        "tokens per cycle, 8 nodes",
-        "plain / transformers",
-        "speculative / plain",
-    ]
-    assert "Greedy decoding" in capsys.readouterr().out
-
-
-def test_benchmark_ratios(benchmark):
-    """Two prompts, two runs each; the slow second runs of prompt 0 must not touch what is taken from
-    minima."""
-
-    def mode(name: str, seconds: list[list[float]], tokens=(1, 2, 3)):
-        made = benchmark.Mode(name, None)
-        made.runs = [[benchmark.Run(list(tokens), s, None) for s in runs] for runs in seconds]
-        return made
-
-    plain = mode("plain", [[1.0, 9.0], [2.0, 2.0]])
-    fast = mode("tree 8:4:4", [[0.5, 9.0], [1.0, 1.0]])
-    slow = mode("transformers", [[4.0, 36.0], [8.0, 8.0]], tokens=(1, 2, 4))
-    rows = {row["mode"]: row for row in benchmark.summarise([slow, plain, fast], 2)}
-    assert rows["tree 8:4:4"]["ratio_to_plain_best"] == pytest.approx(2.0)
-    assert rows["transformers"]["ratio_to_plain_best"] == pytest.approx(0.25)
-    assert rows["tree 8:4:4"]["identical_to_plain"] == 2
-    assert rows["transformers"]["identical_to_plain"] == 0
-    reached = {row["goal"]: row for row in benchmark.goals(list(rows.values()))}
-    assert reached["plain / transformers"]["minima"] == pytest.approx(4.0)
-    assert reached["speculative / plain"]["minima"] == pytest.approx(2.0)
-    with pytest.raises(SystemExit, match="trees"):
-        benchmark.parse_trees("8:4")
-    assert benchmark.parse_trees("8:4:4") == [benchmark.Tree(8, 4, 4)]
 
 
 def test_a_narrow_table_wraps_its_text_and_keeps_its_figures():

@@ -178,7 +178,7 @@ def one_cycle(case, dtype, batch, top_k, levels, temperature):
 @pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0][0]}-{c[1]}-{c[2]}x{c[3]}x{c[4]}")
 def test_draft_equals_its_ops_called_one_by_one(case):
-    rig, got, want = one_cycle(*case)
+    _, got, want = one_cycle(*case)
     for b, tree in enumerate(want):
         for name, mine, theirs in zip(got._fields, got, tree):
             assert torch.equal(mine[b], theirs[0]), (b, name)
@@ -214,6 +214,6 @@ def test_bits_do_not_depend_on_the_device(simulator, device):
     """Another number of multiprocessors, less shared memory: other grids and splits everywhere."""
     _, got, _ = one_cycle(*CASES[2])
     with simulator.device(multiprocessors=device[0], compute_capability=device[1]):
-        _, other, want = one_cycle(*CASES[2])
+        _, other, _ = one_cycle(*CASES[2])
     for mine, theirs in zip(got, other):
         assert_same_bits(mine, theirs)
