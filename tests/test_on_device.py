@@ -16,6 +16,8 @@ import torch
 import on_device
 from eagle_cuda import kv_cache
 from eagle_cuda._extension import _C
+from eagle_cuda.draft import extend_draft
+from gpu.draft_op_cases import HIDDEN, ROWS, caches_in, head_in
 from gpu.op_cases import CASES
 from on_device import Copies, copyable
 
@@ -117,6 +119,27 @@ def test_one_copy_of_each_memory():
     words = torch.zeros(8)
     copies.to_device([words, words[2:], [words.view(2, 4)], torch.zeros(3)])
     assert len(copies) == 2
+
+
+def test_a_draft_head_is_built_anew_over_copies():
+    """Tensors and packed weights, each copied once: what is done to a copy is seen through the new head."""
+    a = CASES["extend_draft"].arrays(0)
+
+    def output(head):
+        hidden = torch.zeros(ROWS, HIDDEN, dtype=torch.bfloat16)
+        rows = a["features"][0], a["tokens"][0], [0, ROWS], a["seq_lens"][:1]
+        return extend_draft(head, *rows, caches_in({**a, "page_table": a["page_table"][:1]}), hidden=hidden)
+
+    head, copies = head_in(a), Copies("cpu")
+    other = copies.to_device([head])[0]
+    assert len(copies) == 14  # 6 weights, 4 norms, 2 tables, the embedding, the map
+    outputs = [output(head), output(other)]
+    assert torch.equal(*outputs)
+    for value in (a["embedding"], head._arguments[-2][0]["down"].data):
+        copies.to_device(value).zero_()
+        outputs.append(output(other))
+        assert not torch.equal(outputs[-1], outputs[-2])
+    assert torch.equal(output(head), outputs[0])
 
 
 def test_on_cpu_takes_tensors_as_they_are():

@@ -25,7 +25,7 @@ from eagle_cuda.tree import (
     tree_from_parents,
 )
 from eagle_cuda.verify import Accepted, AcceptedByRejection, verify, verify_rejection
-from gpu import linear_op_cases
+from gpu import draft_op_cases, linear_op_cases
 from tools.ptxas_report import cuda_sources
 
 Arrays = dict[str, torch.Tensor]
@@ -324,7 +324,8 @@ def call_tree_attention(a: Arrays) -> None:
 
 _ALL = {
     **{
-        op: Case(lambda seed, of=of: of(Make(seed)), call) for op, (of, call) in linear_op_cases.CASES.items()
+        op: Case(lambda seed, of=of: of(Make(seed)), call)
+        for op, (of, call) in (linear_op_cases.CASES | draft_op_cases.CASES).items()
     },
     "expand_tree": Case(arrays_of_expand_tree, call_expand_tree),
     "build_tree": Case(arrays_of_build_tree, call_build_tree),
