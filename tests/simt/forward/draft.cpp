@@ -5,9 +5,9 @@ namespace eagle::cpu {
 void draft(const DraftParams& given) {
   DraftParams p = given;
   validate(p);  // sizes below 0 would make nonsense of the regions
-  p.workspace_bytes = cuda::draft_workspace_bytes(p);
-  simulated::OwnWorkspace workspace(p.workspace_bytes);
+  simulated::GivenOrOwnWorkspace workspace(p.workspace, p.workspace_bytes, cuda::draft_workspace_bytes(p));
   p.workspace = workspace.data();
+  p.workspace_bytes = workspace.bytes();
   const int64_t B = p.batch_size, nodes = B * p.max_nodes;
   std::vector<simt::Region> regions = simulated::head_regions(*p.head);
   for (const simt::Region& region :

@@ -5,9 +5,10 @@ namespace eagle::cpu {
 void extend_draft(const ExtendDraftParams& given) {
   ExtendDraftParams p = given;
   validate(p);  // sizes below 0 would make nonsense of the regions
-  p.workspace_bytes = cuda::extend_draft_workspace_bytes(p);
-  simulated::OwnWorkspace workspace(p.workspace_bytes);
+  simulated::GivenOrOwnWorkspace workspace(p.workspace, p.workspace_bytes,
+                                           cuda::extend_draft_workspace_bytes(p));
   p.workspace = workspace.data();
+  p.workspace_bytes = workspace.bytes();
   std::vector<simt::Region> regions = simulated::head_regions(*p.head);
   regions.push_back(simt::in("tokens", p.tokens, p.num_rows));
   regions.push_back(simt::in("seq_lens", p.seq_lens, p.batch_size));
