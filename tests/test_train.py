@@ -24,7 +24,7 @@ from eagle_decode.train.evaluate import (
 )
 from eagle_decode.train.export import export_head, head_tensors, import_head
 from eagle_decode.train.features import FeatureStore, extract_features, feature_rms
-from eagle_decode.train.head import EagleHead, HeadConfig, rescale_features, warm_start
+from eagle_decode.train.head import EagleHead, HeadConfig, change_vocabulary, rescale_features, warm_start
 from eagle_decode.train.loss import SoftCrossEntropy, collate, make_batches, unrolled_loss
 from eagle_decode.train.target import TorchTarget
 from eagle_decode.train.trainer import Settings, Trainer, shard_schedule
@@ -173,6 +173,28 @@ def test_shards_read_back_and_are_extracted_once(target, dialogues, tmp_path):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
+def test_shards_of_another_draft_vocabulary_get_new_teachers_from_their_features(target, dialogues, tmp_path):
+    """The features are bf16, so the new teachers are those of a fresh extraction up to their rounding."""
+    layers, other = (1, 2, 3), torch.arange(1, VOCAB, 2)
+    FeatureStore(tmp_path, target, dialogues, layers, torch.arange(VOCAB), shard_tokens=150).load(1)
+    store = FeatureStore(tmp_path, target, dialogues, layers, other, shard_tokens=150)
+    renewed = store.load(1)
+    fresh = FeatureStore(tmp_path / "fresh", target, dialogues, layers, other, shard_tokens=150).load(1)
+    assert len(renewed) == len(fresh)
+    moved = False
+    for a, b in zip(renewed, fresh, strict=True):
+        assert torch.equal(a.tokens, b.tokens) and torch.equal(a.features, b.features)
+        assert torch.equal(a.target_best == -1, b.target_best == -1)
+        spread = torch.zeros(2, len(a.teacher_ids), len(other))
+        for i, example in enumerate((a, b)):
+            spread[i].scatter_(1, example.teacher_ids.long(), example.teacher_probs.float())
+        assert torch.allclose(spread[0], spread[1], atol=0.02)
+        moved |= not torch.allclose(spread[0], spread[1].roll(1, 0), atol=0.02)
+    assert moved  # rows differ, so that the comparison means something
+    store.target = None  # written back: a second reading must not need the target
+    assert torch.equal(store.load(1)[0].teacher_ids, renewed[0].teacher_ids)
+
+
 # ---- the head
 
 
@@ -249,6 +271,24 @@ def test_warm_start_and_rescaling_keep_what_they_promise(target):
     warm_start(head, target.lm_head, target.final_norm, draft_ids, torch.full((96,), 4.0))
     assert torch.equal(head.lm_head.weight, target.lm_head[1:33])
     assert torch.equal(head.feature_scale, torch.full((96,), 0.25))
+
+
+def test_changed_vocabulary_keeps_known_rows_and_guesses_others():
+    """Where the head's rows are a linear image of the target's, the guess is that image."""
+    torch.manual_seed(4)
+    head = EagleHead(HeadConfig.for_target(tiny_checkpoint().config | {"vocab_size": 400}, 160))
+    lm_head, image = torch.randn(400, 32), torch.randn(32, 32) / 32**0.5
+    with torch.no_grad():
+        head.draft_ids.copy_(torch.arange(160) * 2)
+        head.lm_head.weight.copy_(lm_head[head.draft_ids] @ image)
+    wanted = torch.arange(1, 201)  # drops some, keeps some, adds some
+    changed = change_vocabulary(head, lm_head, wanted)
+    assert changed.config.draft_vocab_size == 200 and torch.equal(changed.draft_ids, wanted)
+    known = torch.isin(wanted, head.draft_ids)
+    assert torch.equal(changed.lm_head.weight[known], head.lm_head.weight[wanted[known] // 2])
+    guess, right = changed.lm_head.weight[~known], lm_head[wanted[~known]] @ image
+    assert torch.cosine_similarity(guess, right).min() > 0.99
+    assert torch.equal(changed.fc.weight, head.fc.weight)
 
 
 def test_feature_layers_must_be_distinct_and_exist():

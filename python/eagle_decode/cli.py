@@ -252,7 +252,9 @@ def train(
     init: Annotated[str | None, typer.Option(help="folder of a head to continue from, or `demo`")] = None,
     eval_prompts: Annotated[Path | None, typer.Option(help="prompts to measure on, never trained on")] = None,
     num_eval_prompts: int = 12,
-    draft_vocab_size: Annotated[int, typer.Option(help="tokens that the head can draft")] = 8192,
+    draft_vocab_size: Annotated[
+        int | None, typer.Option(help="tokens that the head can draft; default: those of --init, else 8192")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
     threads: int | None = None,
     work_dir: Annotated[

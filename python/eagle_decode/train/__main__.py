@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--init", help="folder of a head to continue from")
     parser.add_argument("--eval-prompts", help="prompts to measure on, never trained on")
     parser.add_argument("--num-eval-prompts", type=int, default=12)
-    parser.add_argument("--draft-vocab-size", type=int, default=8192)
+    parser.add_argument("--draft-vocab-size", type=int)
     parser.add_argument("--device", help="cpu or cuda")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--work-dir", help="text, features and checkpoints (default: <out>.work)")

@@ -4,6 +4,7 @@ Text of a million tokens makes gigabytes of features, so they are computed a sha
 and streamed in every later pass. A shard holds a flat list of dialogues:
 
     tokens [T] int32, prompt_lengths [n] int32, lengths [n] int32
+    draft_ids [Vd] int32            the draft vocabulary that the teachers speak of
     features [T, F] bf16            hidden states entering the head's feature layers
     teacher_ids [A, k] int32        the target's k best tokens, as draft ids, for each answer row
     teacher_probs [A, k] fp16       their probabilities, normalised over these k
@@ -19,8 +20,9 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -59,11 +61,7 @@ def extract_features(
 
     layers: whose inputs are the features. draft_ids: ascending int64 [Vd]. Returns CPU tensors.
     """
-    device = target.device
-    draft_of = torch.full((target.config["vocab_size"],), -1)
-    draft_of[draft_ids.cpu()] = torch.arange(len(draft_ids))
-    draft_head = target.lm_head[draft_ids.to(device)]
-    k = min(teacher_k, len(draft_ids))
+    teach = _Teacher(target, draft_ids, teacher_k)
     examples = []
     for group in _groups(sorted(dialogues, key=len), batch_tokens):
         longest = max(map(len, group))
@@ -72,30 +70,81 @@ def extract_features(
             ids[row, : len(dialogue)] = torch.tensor(dialogue.prompt + dialogue.response)
         hidden, captured = target.forward(ids, torch.arange(longest)[None], capture=layers)
         features = torch.cat(captured, -1).to(torch.bfloat16).cpu()
-        spans = [(len(dialogue.prompt) - 1, len(dialogue) - 1) for dialogue in group]
-        answers = torch.cat([hidden[row, first:end] for row, (first, end) in enumerate(spans)])
-        values, teacher_ids = F.linear(answers, draft_head).float().topk(k, -1)
-        follows = torch.cat([ids[row, first + 1 : end + 1] for row, (first, end) in enumerate(spans)])
-        best = torch.where(draft_of[follows] >= 0, teacher_ids[:, 0].to(torch.int32).cpu(), -1)
-        counts = [end - first for first, end in spans]
-        teacher_ids = teacher_ids.to(torch.int32).cpu().split(counts)
-        teacher_probs = values.softmax(-1).to(torch.float16).cpu().split(counts)
-        for row, (dialogue, best_row) in enumerate(zip(group, best.split(counts), strict=True)):
+        taught = teach(ids, hidden, [(len(d.prompt), len(d)) for d in group])
+        for row, (dialogue, teacher) in enumerate(zip(group, taught, strict=True)):
+            count = len(dialogue)
             examples.append(
                 Example(
-                    tokens=ids[row, : len(dialogue)].to(torch.int32),
-                    prompt_length=len(dialogue.prompt),
-                    features=features[row, : len(dialogue)].clone(),
-                    teacher_ids=teacher_ids[row],
-                    teacher_probs=teacher_probs[row],
-                    target_best=best_row,
+                    ids[row, :count].to(torch.int32),
+                    len(dialogue.prompt),
+                    features[row, :count].clone(),
+                    *teacher,
                 )
             )
     return examples
 
 
-def _groups(dialogues: list[Dialogue], batch_tokens: int) -> Iterator[list[Dialogue]]:
-    group: list[Dialogue] = []
+@torch.inference_mode()
+def renew_teachers(
+    target: TorchTarget,
+    examples: list[Example],
+    layers: tuple[int, ...],
+    draft_ids: Tensor,
+    *,
+    teacher_k: int = 64,
+    batch_tokens: int = 4096,
+) -> list[Example]:
+    """The examples with teachers for another draft vocabulary, from their features: only the layers behind the
+    last feature layer are run. Arguments as `extract_features`.
+    """
+    teach = _Teacher(target, draft_ids, teacher_k)
+    last, size = layers[-1], target.config["hidden_size"]
+    renewed = []
+    for group in _groups(sorted(examples, key=len), batch_tokens):
+        longest = max(map(len, group))
+        ids = torch.zeros(len(group), longest, dtype=torch.int64)
+        entering = torch.zeros(len(group), longest, size, dtype=torch.bfloat16)
+        for row, example in enumerate(group):
+            ids[row, : len(example)] = example.tokens
+            entering[row, : len(example)] = example.features[:, -size:]
+        positions = torch.arange(longest)[None]
+        hidden, _ = target.forward(ids, positions, entering=(last, entering.to(target.device)))
+        taught = teach(ids, hidden, [(example.prompt_length, len(example)) for example in group])
+        renewed += [
+            replace(example, teacher_ids=found[0], teacher_probs=found[1], target_best=found[2])
+            for example, found in zip(group, taught, strict=True)
+        ]
+    return renewed
+
+
+class _Teacher:
+    """The target's distributions over a draft vocabulary."""
+
+    def __init__(self, target: TorchTarget, draft_ids: Tensor, k: int):
+        self.k = min(k, len(draft_ids))
+        self.draft_of = torch.full((target.config["vocab_size"],), -1)
+        self.draft_of[draft_ids.cpu()] = torch.arange(len(draft_ids))
+        self.draft_head = target.lm_head[draft_ids.to(target.device)]
+
+    def __call__(self, ids: Tensor, hidden: Tensor, sizes: list[tuple[int, int]]) -> list[tuple[Tensor, ...]]:
+        """ids [B, S], hidden [B, S, H] behind the final norm, (prompt length, length) of each row -> of each
+        row (teacher_ids, teacher_probs, target_best).
+        """
+        spans = [(prompt - 1, length - 1) for prompt, length in sizes]
+        answers = torch.cat([hidden[row, first:end] for row, (first, end) in enumerate(spans)])
+        values, teacher_ids = F.linear(answers, self.draft_head).float().topk(self.k, -1)
+        follows = torch.cat([ids[row, first + 1 : end + 1] for row, (first, end) in enumerate(spans)])
+        best = torch.where(self.draft_of[follows] >= 0, teacher_ids[:, 0].to(torch.int32).cpu(), -1)
+        counts = [end - first for first, end in spans]
+        columns = (teacher_ids.to(torch.int32).cpu(), values.softmax(-1).to(torch.float16).cpu(), best)
+        return list(zip(*(column.split(counts) for column in columns), strict=True))
+
+
+Sized = TypeVar("Sized", Dialogue, Example)
+
+
+def _groups(dialogues: list[Sized], batch_tokens: int) -> Iterator[list[Sized]]:
+    group: list[Sized] = []
     for dialogue in dialogues:
         if group and (len(group) + 1) * len(dialogue) > batch_tokens:
             yield group
@@ -145,20 +194,25 @@ class FeatureStore:
     def load(self, shard: int) -> list[Example]:
         """The examples of a shard, extracted first if need be."""
         path = self.folder / f"shard-{shard:05d}.safetensors"
-        if not path.is_file():
+        if path.is_file():
+            examples, draft_ids = read_shard(path)
+            if draft_ids is not None and torch.equal(draft_ids, self.draft_ids.to(torch.int32)):
+                return examples
+            examples = renew_teachers(self.target, examples, self.layers, self.draft_ids)
+        else:
             examples = extract_features(self.target, self._shards[shard], self.layers, self.draft_ids)
-            write_shard(path, examples)
-            return examples
-        return read_shard(path)
+        write_shard(path, examples, self.draft_ids)
+        return examples
 
 
-def write_shard(path: Path, examples: list[Example]) -> None:
+def write_shard(path: Path, examples: list[Example], draft_ids: Tensor) -> None:
     """Writes a shard; it appears under its name only when it is complete."""
     from safetensors.torch import save_file
 
     tensors = {
         "lengths": torch.tensor([len(example) for example in examples], dtype=torch.int32),
         "prompt_lengths": torch.tensor([example.prompt_length for example in examples], dtype=torch.int32),
+        "draft_ids": draft_ids.to(torch.int32),
     }
     for name in ("tokens", "features", "teacher_ids", "teacher_probs", "target_best"):
         tensors[name] = torch.cat([getattr(example, name) for example in examples])
@@ -167,8 +221,8 @@ def write_shard(path: Path, examples: list[Example]) -> None:
     os.replace(partial, path)
 
 
-def read_shard(path: Path) -> list[Example]:
-    """Reads a shard back; the examples share its memory."""
+def read_shard(path: Path) -> tuple[list[Example], Tensor | None]:
+    """Reads a shard back: its examples, which share its memory, and their draft vocabulary [Vd] int32."""
     from safetensors.torch import load_file
 
     tensors = load_file(path)
@@ -179,10 +233,11 @@ def read_shard(path: Path) -> list[Example]:
         name: tensors[name].split(answers) for name in ("teacher_ids", "teacher_probs", "target_best")
     }
     columns = {**by_row, **by_answer}
-    return [
+    examples = [
         Example(prompt_length=prompt, **{name: column[i] for name, column in columns.items()})
         for i, prompt in enumerate(prompts)
     ]
+    return examples, tensors.get("draft_ids")
 
 
 def feature_rms(examples: list[Example]) -> Tensor:

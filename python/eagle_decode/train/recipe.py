@@ -31,7 +31,13 @@ from eagle_decode.train.data import (
 from eagle_decode.train.evaluate import SHAPES, Reference, acceptance, greedy_references
 from eagle_decode.train.export import export_head, import_head
 from eagle_decode.train.features import FeatureStore, feature_rms
-from eagle_decode.train.head import EagleHead, HeadConfig, rescale_features, warm_start
+from eagle_decode.train.head import (
+    EagleHead,
+    HeadConfig,
+    change_vocabulary,
+    rescale_features,
+    warm_start,
+)
 from eagle_decode.train.target import TorchTarget
 from eagle_decode.train.trainer import Settings, Trainer
 
@@ -46,7 +52,7 @@ def train(
     init: str | Path | None = None,
     eval_prompts: str | Path | None = None,
     num_eval_prompts: int = 12,
-    draft_vocab_size: int = 8192,
+    draft_vocab_size: int | None = None,
     device: str | None = None,
     threads: int | None = None,
     work_dir: str | Path | None = None,
@@ -65,10 +71,12 @@ def train(
         rate falls to almost zero over it. A resumed run spends what is left.
     data: dialogue file (see `data.py`); without it the target writes dialogues for 40 % of the time.
     prompts: file of user turns that the target answers before it invents its own.
-    init: folder of an exported head to continue from; its draft vocabulary and feature layers are kept.
+    init: folder of an exported head to continue from; its feature layers are kept, and its draft vocabulary
+        unless `draft_vocab_size` asks for another size: then rows of tokens that it lacks are guessed from the
+        target's (`change_vocabulary`). A work folder's features serve any draft vocabulary.
     eval_prompts: file of prompts for the measured acceptance length, never trained on; by default
         `num_eval_prompts` dialogues are held out of the data.
-    draft_vocab_size: tokens that the head can draft. device: "cpu", "cuda", or None to choose. threads:
+    draft_vocab_size: tokens that the head can draft; by default those of `init`, else 8192. device: "cpu", "cuda", or None to choose. threads:
     torch's.
     work_dir: text, features (about 3.7 KB a token) and checkpoints; default `<out>.work`.
     resume: continue from the checkpoint in `work_dir`, if there is one.
@@ -108,12 +116,14 @@ def train(
 
     head = import_head(init) if init else None
     if head is None:
-        head = EagleHead(HeadConfig.for_target(checkpoint.config, draft_vocab_size))
-        vocabulary = choose_draft_vocabulary(
-            training, draft_vocab_size, checkpoint.config["vocab_size"], stops
-        )
-    else:
+        head = EagleHead(HeadConfig.for_target(checkpoint.config, draft_vocab_size or 8192))
+    size = draft_vocab_size or head.config.draft_vocab_size
+    if init and size == head.config.draft_vocab_size:
         vocabulary = head.draft_ids.clone()
+    else:
+        vocabulary = choose_draft_vocabulary(training, size, checkpoint.config["vocab_size"], stops)
+        if init:
+            head = change_vocabulary(head, model.lm_head.float().cpu(), vocabulary)
     layers = head.config.feature_layers
     store = FeatureStore(
         work / "features",

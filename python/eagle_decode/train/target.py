@@ -80,13 +80,15 @@ class TorchTarget:
         start: int = 0,
         mask: Tensor | None = None,
         capture: tuple[int, ...] = (),
+        entering: tuple[int, Tensor] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs the decoder over Q new tokens of each request.
 
         ids, positions: int64 [B or 1, Q]. cache: from `new_cache`; rows start to start + Q are written, and
         all rows before are seen. mask: bool [B, 1, Q, start + Q], true where a query sees a key; None is
         causal (start 0 only).
-        capture: layers whose input is returned. Returns (hidden after the final norm [B, Q, H], captured,
+        capture: layers whose input is returned. entering: a layer and its input [B, Q, H], as captured before,
+        to begin with instead of the embeddings of `ids`. Returns (hidden after the final norm [B, Q, H], captured,
         each [B, Q, H], in the order of `capture`).
         """
         config = self.config
@@ -99,8 +101,9 @@ class TorchTarget:
         angle = positions.to(self.device)[:, None, :, None].float() * self._inverse_frequency
         angle = torch.cat([angle, angle], -1)
         cos, sin = ((f(angle) * self._rope_scale).to(self.dtype) for f in (torch.cos, torch.sin))
-        hidden, captured = F.embedding(ids.to(self.device), self.embedding), {}
-        for i, layer in enumerate(self.layers):
+        first, hidden = entering or (0, F.embedding(ids.to(self.device), self.embedding))
+        captured, hidden = {}, hidden.to(self.dtype)
+        for i, layer in enumerate(self.layers[first:], first):
             if i in capture:
                 captured[i] = hidden
             x = F.rms_norm(hidden, hidden.shape[-1:], layer["input_norm"], eps)
