@@ -14,6 +14,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from ceilings import Ceilings
 
 from eagle_cuda.tree import DraftTree, tree_from_parents
 
@@ -144,17 +145,6 @@ def tail_shift(context: int, head_dim: int) -> float:
 # ---- floors ------------------------------------------------------------------------------------------
 
 
-class Ceilings(NamedTuple):
-    """Rates that a floor is taken at, and where they come from."""
-
-    source: str
-    bytes_per_second: float
-    operations_per_second: float
-
-
-H200 = Ceilings("H200, datasheet", 4.8e12, 989e12)
-
-
 class Floor(NamedTuple):
     kv_bytes: int  # the prefix: once per KV head and tile of rows
     tail_bytes: int
@@ -171,9 +161,7 @@ class Floor(NamedTuple):
 
     def seconds(self, ceilings: Ceilings) -> tuple[float, str]:
         """(the floor, what sets it)."""
-        memory = self.bytes / ceilings.bytes_per_second
-        arithmetic = self.operations / ceilings.operations_per_second
-        return (memory, "bytes") if memory >= arithmetic else (arithmetic, "operations")
+        return ceilings.seconds(self.bytes, self.operations)
 
 
 def floor(case: Case, depths: torch.Tensor, page_size: int = 0) -> Floor:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from attention_cases import AIMS, SHAPES, Case, Ceilings, floor, random_trees, tail_shift, visible
-from gpu_timing import Arm, Budget, Clock, interleave, prepare
-from peers.attention import PEERS, Inputs, Variant, Variants
-from timing import Samples, paired_ratio
+from attention_cases import AIMS, SHAPES, Case, floor, random_trees, tail_shift, visible
+from ceilings import Ceilings
+from gpu_arms import Variant, Variants, right, run_cases, time_arms
+from gpu_timing import Budget, Clock
+from peers.attention import PEERS, Inputs
+from timing import Samples
 
 from eagle_cuda.attention import tree_attention, tree_attention_workspace_bytes
 from eagle_cuda.kv_cache import KVCache
@@ -77,7 +79,7 @@ def ours(inputs: Inputs) -> Variants:
                 mask=inputs.tree.mask, out=out, workspace=workspace if size else None,
             )  # fmt: skip
 
-        return Variant(call, lambda result: result)
+        return Variant(call)
 
     return {"paged": variant}
 
@@ -97,72 +99,17 @@ def expected(inputs: Inputs) -> torch.Tensor:
     return out.permute(0, 3, 1, 2, 4).reshape(inputs.q.shape)
 
 
-class WrongResult(Exception):
-    pass
-
-
-def right(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Largest difference, as a share of the largest value. Raises WrongResult where that is too much."""
-    if got.shape != want.shape or not bool(torch.isfinite(got).all()):
-        raise WrongResult(f"shape {list(got.shape)}, or values that are not finite")
-    share = float((got.double() - want).abs().max() / want.abs().max())
-    if share > TOLERANCE:
-        raise WrongResult(f"differs from float64 by {share:.2e} of the largest value")
-    return share
-
-
-def best_variant(
-    clock: Clock, variants: Callable[[], Variants], want: torch.Tensor, sets: int
-) -> tuple[Arm | None, dict[str, object]]:
-    """(the fastest variant that gives the right result, what became of each)."""
-    best, record, tried = None, {}, {}
-    try:
-        offered = variants()
-    except Exception as error:
-        return None, {"error": words(error)}
-    for name, make in offered.items():
-        try:
-            variant = make()
-            error = right(variant.view(variant.call(0)), want)
-            arm, seconds = prepare(clock, variant.call, sets)
-            arm.result().fill_(math.nan)  # which a graph that does its work replaces
-            arm.replay()
-            right(variant.view(arm.result()), want)
-        except Exception as error:  # a peer may fail in any way; the run goes on
-            tried[name] = words(error)
-            torch.cuda.empty_cache()
-            continue
-        tried[name] = f"{seconds * 1e6:.1f} us"
-        if best is None or seconds < best[1]:
-            best, record = (arm, seconds), {"variant": name, "error_share": error, "calls": arm.calls}
-    record["tried"] = tried
-    if best is None:
-        record["error"] = "; ".join(f"{name}: {what}" for name, what in tried.items())
-        return None, record
-    return best[0], record
-
-
-def words(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
-
-
 def measure(case: Case, settings: Settings, clock: Clock, device: torch.device) -> dict[str, object]:
     """The figures of one case. A wrong result of ours ends the run; a peer's failure is noted."""
     inputs = make_inputs(case, settings.page_size, settings.cold_bytes, device)
     want = expected(inputs)
-    arms, records = {}, {}
-    for name in settings.arms:
-        if name in settings.absent:
-            records[name] = {"error": settings.absent[name]}
-            continue
-        make = ours if name == OURS else PEERS[name]
-        arm, records[name] = best_variant(clock, lambda m=make: m(inputs), want, len(inputs.caches))
-        if arm is not None:
-            arms[name] = arm
-        elif name == OURS and WrongResult.__name__ in str(records[name]["error"]):
-            raise SystemExit(f"{case}: {OURS}: {records[name]['error']}")
-    samples = interleave(clock, arms, rounds=settings.rounds)
+    offered = {
+        name: lambda make=ours if name == OURS else PEERS[name]: make(inputs) for name in settings.arms
+    }
+    records, samples = time_arms(
+        case, offered, OURS, lambda got: right(got, want, TOLERANCE), clock=clock, sets=len(inputs.caches),
+        rounds=settings.rounds, absent=settings.absent,
+    )  # fmt: skip
     return row(case, settings, inputs, records, samples)
 
 
@@ -180,12 +127,6 @@ def row(
     }  # fmt: skip
     seconds, limit = needed.seconds(settings.ceilings)
     made |= {"floor_microseconds": seconds * 1e6, "floor": limit}
-    for name, each in samples.items():
-        records[name] |= {
-            "microseconds": each.median * 1e6,
-            "min_microseconds": each.minimum * 1e6,
-            "max_microseconds": each.maximum * 1e6,
-        }
     if OURS in samples:
         mine = samples[OURS]
         made |= {
@@ -193,9 +134,6 @@ def row(
             "teraflops": needed.operations / mine.median / 1e12,
             "share_of_floor": seconds / mine.median,
         }
-        for name, each in samples.items():
-            if name != OURS:
-                records[name]["times_ours"] = paired_ratio(each, mine)
     if case in AIMS:
         made["aim_microseconds"] = AIMS[case]
     return made | {"arms": records}
@@ -205,23 +143,7 @@ def run(
     cases: Sequence[Case], settings: Settings, clock: Clock, device: torch.device, budget: Budget,
     progress: Callable[[str], None],
 ) -> Iterator[dict[str, object]]:  # fmt: skip
-    """Rows of the cases in turn, until the time is up; a case that fails as a whole gives a row with the
-    error."""
-    for number, case in enumerate(cases):
-        if not budget.allows():
-            left = ", ".join(map(str, cases[number:][:3])) + (", ..." if len(cases) - number > 3 else "")
-            progress(f"time is up after {number} of {len(cases)} cases; not run: {left}")
-            return
-        progress(f"case {number + 1} of {len(cases)}: {case}; {budget.words(len(cases) - number)}")
-        try:
-            made = measure(case, settings, clock, device)
-        except (RuntimeError, MemoryError) as error:
-            made = {**case._asdict(), "error": words(error)}
-        yield made
-        budget.done()
-        try:
-            torch.cuda.empty_cache()
-            clock.synchronize()
-        except RuntimeError as error:  # once a kernel went out of bounds, nothing runs in this process
-            progress(f"the device does not answer any more: {words(error)}")
-            return
+    """Rows of the cases in turn, until the time is up."""
+    yield from run_cases(
+        cases, lambda case: [measure(case, settings, clock, device)], Case._asdict, clock, budget, progress
+    )

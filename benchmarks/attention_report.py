@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from attention_cases import (
     AIM_CONTEXT,
@@ -12,30 +11,14 @@ from attention_cases import (
     AIMS,
     SHAPES,
     Case,
-    Ceilings,
     floor,
     random_trees,
 )
-from rich.box import SIMPLE
+from ceilings import Ceilings
+from gpu_report import Row, arm_cell, errors, make_table, stated
 from rich.console import Console
-from rich.table import Table
 
-Row = dict[str, Any]
 OURS = "tree_attention"
-
-
-def make_table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE, collapse_padding=True, pad_edge=False, title=title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
-
-
-def stated(ceilings: Ceilings) -> str:
-    return (
-        f"{ceilings.bytes_per_second / 1e12:.2f} TB/s, {ceilings.operations_per_second / 1e12:.0f} TFLOP/s "
-        f"({ceilings.source})"
-    )
 
 
 def floors(cases: Sequence[Case], ceilings: Ceilings, page_size: int) -> list[Row]:
@@ -83,14 +66,6 @@ def case_of(row: Row) -> Case:
     return Case(*(row[key] for key in Case._fields))
 
 
-def arm_cell(record: Row | None) -> str:
-    if record is None:
-        return ""
-    if "microseconds" in record:
-        return f"{record['microseconds']:.1f}"
-    return "absent" if str(record["error"]).startswith("absent") else "failed"
-
-
 def show(rows: Sequence[Row], arms: Sequence[str], ceilings: Ceilings, console: Console) -> None:
     """Times of all arms, and whether the aims were reached; every error in words below."""
     peers = [name for name in arms if name != OURS]
@@ -118,25 +93,10 @@ def show(rows: Sequence[Row], arms: Sequence[str], ceilings: Ceilings, console: 
                 cells += [arm_cell(record), f"{record['times_ours']:.2f}" if "times_ours" in record else ""]
             table.add_row(*cells)
         console.print(table)
-    for text in dict.fromkeys(errors(rows)):
+    for text in errors(rows, case_of):
         console.print(text, highlight=False, markup=False)
     for text in aims(measured):
         console.print(text, highlight=False)
-
-
-def errors(rows: Sequence[Row]) -> list[str]:
-    """One line a failure; an absent peer once."""
-    found = []
-    for row in rows:
-        if "error" in row:
-            found.append(f"{case_of(row)}: {row['error']}")
-        for name, record in row.get("arms", {}).items():
-            if "error" in record:
-                absent = str(record["error"]).startswith("absent")
-                found.append(
-                    f"{name} is {record['error']}" if absent else f"{case_of(row)}: {name}: {record['error']}"
-                )
-    return found
 
 
 def aims(rows: Sequence[Row]) -> list[str]:

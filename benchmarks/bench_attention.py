@@ -32,7 +32,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
-from attention_cases import AIMS, H200, SHAPES, Case, Ceilings, Shape, importance, sees
+from attention_cases import AIMS, SHAPES, Case, Shape, importance, sees
+from ceilings import given
 from gpu_timing import Clock, CudaClock
 from rich.box import SIMPLE
 from rich.console import Console
@@ -243,7 +244,8 @@ def on_gpu(
     cases: list[Case], options: argparse.Namespace, console: Console, clock: Clock, device: torch.device
 ) -> None:
     from attention_gpu import Settings, run
-    from attention_report import plot, show, stated
+    from attention_report import plot, show
+    from gpu_report import stated
     from gpu_timing import COLD, Budget, measure_ceilings
     from peers.attention import versions
 
@@ -272,10 +274,7 @@ def on_gpu(
 def show_floors(cases: list[Case], options: argparse.Namespace, console: Console, *, write: bool) -> None:
     from attention_report import floors, show_floors
 
-    ceilings = H200
-    if options.ceilings:
-        gigabytes, teraflops = options.ceilings
-        ceilings = Ceilings("as given", gigabytes * 1e9, teraflops * 1e12)
+    ceilings = given(options.ceilings)
     rows = floors(cases, ceilings, options.page_size)
     show_floors(rows, ceilings, console)
     if write and options.json:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from attention_cases import Ceilings
+from ceilings import Ceilings
 from timing import Samples
 
 BACKLOG_CYCLES = 4_000_000  # about 2 ms

@@ -24,50 +24,24 @@ sys.path.insert(0, str(BENCHMARKS))
 import attention_cases as cases  # noqa: E402
 import attention_gpu  # noqa: E402
 import attention_report  # noqa: E402
+import gpu_arms  # noqa: E402
+import gpu_report  # noqa: E402
 import gpu_timing  # noqa: E402
-from attention_cases import AIMS, H200, Case, Ceilings, Shape, floor, random_parents, random_trees  # noqa: E402
-from attention_gpu import OURS, Settings, WrongResult, expected, make_inputs, ours, right  # noqa: E402
+from attention_cases import AIMS, Case, Shape, floor, random_parents, random_trees  # noqa: E402
+from attention_gpu import OURS, TOLERANCE, Settings, expected, make_inputs, ours  # noqa: E402
+from ceilings import H200, Ceilings  # noqa: E402
+from gpu_arms import WrongResult  # noqa: E402
 from peers import attention as peers  # noqa: E402
 
 from reference import attention as reference  # noqa: E402
+from stand_in import StandIn  # noqa: E402
 from tools import gpu_bench  # noqa: E402
 
 CPU = torch.device("cpu")
 
 
-class StandIn:
-    """A device whose time goes on by a millisecond with every call that a graph makes."""
-
-    l2_bytes = 1000
-
-    def __init__(self, works=True):
-        self.now, self.log, self.works = 0.0, [], works
-
-    def backlog(self):
-        self.log.append("backlog")
-
-    def flush(self):
-        self.log.append("flush")
-
-    def synchronize(self):
-        self.log.append("synchronize")
-
-    def event(self):
-        event = SimpleNamespace(at=None)
-        event.record = lambda: setattr(event, "at", self.now)
-        event.elapsed_time = lambda end: end.at - event.at
-        return event
-
-    def capture(self, calls):
-        def replay():
-            self.log.append("replay")
-            self.now += len(calls)
-            if self.works:
-                calls[-1]()
-
-        for call in calls:
-            call()
-        return replay
+def right(got, want):
+    return gpu_arms.right(got, want, TOLERANCE)
 
 
 @pytest.fixture
@@ -407,8 +381,13 @@ def test_a_wrong_result_of_ours_ends_the_run(shapes, settings, monkeypatch):
 
 def test_a_graph_that_does_nothing_is_not_timed(shapes):
     inputs = make_inputs(Case("grouped", 1, 40, 6), 16, 0, CPU)
+    want = expected(inputs)
+
+    def check(got):
+        return right(got, want)
+
     for works in (True, False):
-        arm, record = attention_gpu.best_variant(StandIn(works), lambda: ours(inputs), expected(inputs), 1)
+        arm, record = gpu_arms.best_variant(StandIn(works), lambda: ours(inputs), check, 1)
         assert (arm is not None) == works, record
     assert "WrongResult" in record["error"]
 
@@ -427,7 +406,7 @@ def test_absent_peers_and_lost_cases_have_their_reasons(shapes, settings, monkey
     rows, _ = run(settings, *chosen)
     assert rows[1]["arms"]["FlashInfer"] == {"error": "absent: not installed"}
     lost = "grouped B=1 context=40 q=9: OutOfMemoryError: CUDA out of memory"
-    assert list(dict.fromkeys(attention_report.errors(rows))) == [lost, "FlashInfer is absent: not installed"]
+    assert gpu_report.errors(rows, attention_report.case_of) == [lost, "FlashInfer is absent: not installed"]
     rows, lines = run(settings, *chosen[1:], minutes=1e-4)
     assert len(rows) == 1
     assert lines[-1] == "time is up after 1 of 2 cases; not run: plain B=1 context=40 q=6"

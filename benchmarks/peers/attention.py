@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from attention_cases import SHAPES, Case, additive, mask_mod, packed_bits, visible
+from gpu_arms import Variant, Variants
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -33,14 +34,6 @@ class Inputs(NamedTuple):
     seq_lens: torch.Tensor
     caches: list[KVCache]  # paged, one a tensor set; all share one page table
     dense: list[tuple[torch.Tensor, torch.Tensor]]  # the same keys and values, [B, Hkv, context + N, D]
-
-
-class Variant(NamedTuple):
-    call: Callable[[int], torch.Tensor]  # attention over tensor set i
-    view: Callable[[torch.Tensor], torch.Tensor]  # of its result, as [B, N, Hq, D]
-
-
-Variants = dict[str, Callable[[], Variant]]  # made one after the other: each may fail
 
 
 def sdpa(inputs: Inputs) -> Variants:
