@@ -107,8 +107,8 @@ def measure(case: Case, settings: Settings, clock: Clock, device: torch.device) 
         name: lambda make=ours if name == OURS else PEERS[name]: make(inputs) for name in settings.arms
     }
     records, samples = time_arms(
-        case, offered, OURS, lambda got: right(got, want, TOLERANCE), clock=clock, sets=len(inputs.caches),
-        rounds=settings.rounds, absent=settings.absent,
+        case, offered, OURS, lambda name, got: right(got, want, TOLERANCE), clock=clock,
+        sets=len(inputs.caches), rounds=settings.rounds, absent=settings.absent,
     )  # fmt: skip
     return row(case, settings, inputs, records, samples)
 

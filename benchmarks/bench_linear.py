@@ -1,21 +1,44 @@
-"""linear: weights of every format streamed against the machine's read bandwidth, and bf16 against torch.
+"""linear and lm_head_topk: weights of every format streamed against the read bandwidth, and against torch.
 
-    python benchmarks/bench_linear.py [--rows 1 2 4 8 16 32] [--formats bf16 int8] [--rounds 10] [--json FILE]
+    python benchmarks/bench_linear.py [--backend cpu] [--rows 1 2 4 8 16 32] [--formats bf16 int8]
+                                      [--copies 4] [--rounds 10] [--json FILE]
+    python benchmarks/bench_linear.py --backend cuda [--matrices "llama8b down"] [--rows 1 8 16 32 64 256]
+                                      [--topk-rows 10] [--formats bf16 fp8] [--compiled-rows 16] [--minutes 3]
+                                      [--rounds 30] [--json FILE]
+    python benchmarks/bench_linear.py --floors [--ceilings 4300 790]
 
-More weights than the caches hold are multiplied one matrix after the other, as a model does; x is bf16. The
-yardstick reads the same packed bytes and does nothing with them. All arms run in turn; a time is the sum over
-the matrices of each one's fastest round.
+On the CPU: more weights than the caches hold are multiplied one matrix after the other, as a model does; x is
+bf16. The yardstick reads the same packed bytes and does nothing with them. All arms run in turn; a time is
+the sum over the matrices of each one's fastest round.
+
+On a GPU (linear_gpu.py, gpu_timing.py): the matrices of four published draft heads and an LM head of a whole
+vocabulary, cold, in CUDA graphs, in every format and for every number of rows, until --minutes are over;
+SwiGLU behind gate and up. lm_head_topk finds the ten best of --topk-rows rows. Peers (peers/linear.py) have
+bf16 weights, or codes on both sides. Floors as in linear_cases.py, at the rates of a plain read and of a
+matrix product of the same run. Without a GPU nothing is timed: floors, and how the kernels would share the
+work out, are printed and written for an H200's datasheet, or for --ceilings GB/s TFLOP/s.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+
+# Before torch starts its threads: they would spin on the cores of whatever is timed after it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
+from ceilings import given
+from gpu_timing import Clock, CudaClock
+from head_shapes import FORMATS
 from rich.console import Console
 from rich.table import Table
 from timing import Samples, interleave, paired_ratio, parser, ratio, start, write_json
 
 from eagle_cuda._extension import _C
-from eagle_cuda.linear import linear, pack_weight
+from eagle_cuda.linear import PackedWeight, linear, pack_weight, unpack_weight
+from linear_cases import MATRICES as GPU_MATRICES
+from linear_cases import ROWS, TOPK_ROWS, Case, chosen, row_of
 
 # (N, K, how many): the four shapes of a 135M and a 1B model's layers, and the square ones of a 7B model.
 MATRICES = [
@@ -26,19 +49,36 @@ MATRICES = [
     (2048, 2048, 5),
     (4096, 4096, 4),
 ]
-ELEMENTS = sum(n * k * count for n, k, count in MATRICES)
+TOLERANCE = 0.05  # of the largest result: int8_dynamic rounds x to 8 bits
+DEFAULTS = {  # backend -> what runs unless the command line says otherwise
+    "cpu": {"rows": [1, 2, 4, 8, 16, 32], "rounds": 10},
+    "cuda": {"rows": list(ROWS), "rounds": 30},
+}
 
 
-FORMATS = ("bf16", "fp8", "int8", "int4", "int8_dynamic")
+def check(packed: PackedWeight) -> None:
+    """Two rows are multiplied as torch multiplies them with what the weight is worth."""
+    x = torch.randn(2, packed.k).bfloat16()
+    want = x.float() @ unpack_weight(packed).float().T
+    error = float((linear(x, packed).float() - want).abs().max() / want.abs().max())
+    if not error <= TOLERANCE:
+        raise SystemExit(f"linear {packed}: differs from torch by {error:.2e} of the largest value")
 
 
-def measure(rows: list[int], formats: list[str], rounds: int) -> tuple[dict[str, int], dict[str, Samples]]:
-    """(bytes of the weights by format, samples per arm): "read FORMAT", "FORMAT M" and, beside bf16,
-    "torch M"."""
+def measure(
+    rows: list[int], formats: list[str], copies: int, rounds: int
+) -> tuple[dict[str, int], int, dict[str, Samples]]:
+    """(bytes of the weights by format, their elements, samples per arm): "read FORMAT", "FORMAT M" and,
+    beside bf16, "torch M"."""
     weights = [
-        torch.randn(n, k, dtype=torch.bfloat16) * k**-0.5 for n, k, count in MATRICES for _ in range(count)
+        torch.randn(n, k, dtype=torch.bfloat16) * k**-0.5
+        for n, k, count in MATRICES
+        for _ in range(min(count, copies))
     ]
     packed = {f: [pack_weight(w, f) for w in weights] for f in formats}
+    for each in packed.values():
+        for weight in {(p.n, p.k): p for p in each}.values():
+            check(weight)
     arms = {f"read {f}": [lambda p=p: _C.read_probe(p.data) for p in packed[f]] for f in formats}
     for m in rows:
         x = {k: torch.randn(m, k, dtype=torch.bfloat16) for _, k, _ in MATRICES}
@@ -50,11 +90,12 @@ def measure(rows: list[int], formats: list[str], rounds: int) -> tuple[dict[str,
                 lambda w=w, x=x: torch.nn.functional.linear(x[w.shape[1]], w) for w in weights
             ]
     with torch.inference_mode():
-        return {f: sum(p.data.numel() for p in packed[f]) for f in formats}, interleave(arms, rounds=rounds)
+        sizes = {f: sum(p.data.numel() for p in packed[f]) for f in formats}
+        return sizes, sum(w.numel() for w in weights), interleave(arms, rounds=rounds)
 
 
 def report(
-    sizes: dict[str, int], rows: list[int], samples: dict[str, Samples], console: Console
+    sizes: dict[str, int], elements: int, rows: list[int], samples: dict[str, Samples], console: Console
 ) -> list[dict[str, object]]:
     results = []
     for name, size in sizes.items():
@@ -78,7 +119,7 @@ def report(
                 "gigabytes_per_second": size / ours.minimum / 1e9,
                 "share_of_read": ratio(read, ours),
                 "paired_share_of_read": paired_ratio(read, ours),
-                "gigaflops": 2 * ELEMENTS * m / ours.minimum / 1e9,
+                "gigaflops": 2 * elements * m / ours.minimum / 1e9,
                 "against_first": ratio(ours, samples[f"{name} {rows[0]}"]),
             }
             cells = [
@@ -109,16 +150,91 @@ def report(
     return results
 
 
-def main() -> None:
-    line = parser(__doc__, rounds=10)
-    line.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32], metavar="M")
+def on_cpu(options: argparse.Namespace, console: Console) -> dict[str, object]:
+    sizes, elements, samples = measure(options.rows, options.formats, options.copies, options.rounds)
+    results = report(sizes, elements, options.rows, samples, console)
+    read = {name: size / samples[f"read {name}"].minimum / 1e9 for name, size in sizes.items()}
+    return {"bytes": sizes, "read_gigabytes_per_second": read, "linear": results}
+
+
+def on_gpu(
+    cases: list[Case], options: argparse.Namespace, console: Console, clock: Clock, device: torch.device
+) -> None:
+    from gpu_report import stated
+    from gpu_timing import COLD, Budget, measure_ceilings
+    from linear_gpu import Settings, run
+    from linear_report import show
+
+    budget, rows = Budget(options.minutes), []
+    with torch.no_grad():
+        ceilings, details = measure_ceilings(clock, device)
+        console.print(stated(ceilings), details, highlight=False, markup=False)
+        settings = Settings(
+            rounds=options.rounds,
+            cold_bytes=COLD * clock.l2_bytes,
+            compiled_rows=options.compiled_rows,
+            ceilings=ceilings,
+        )
+        for row in run(cases, settings, clock, device, budget, console.log):
+            rows.append(row)
+            if options.json:  # after every case: whatever happens, what was measured is kept
+                write_json(options.json, {"ceilings": ceilings._asdict() | details, "linear": rows})
+    show(rows, ceilings, console)
+
+
+def floors(cases: list[Case], options: argparse.Namespace, console: Console) -> dict[str, object]:
+    from linear_report import show_floors
+
+    ceilings = given(options.ceilings)
+    rows = [row_of(case, ceilings) for case in cases]
+    show_floors(rows, ceilings, console)
+    return {"ceilings": ceilings._asdict(), "floors": rows}
+
+
+def parse() -> argparse.Namespace:
+    line = parser(__doc__, rounds=None)
+    line.add_argument("--backend", choices=list(DEFAULTS), help="default: cuda where there is a GPU")
+    line.add_argument("--rows", type=int, nargs="+", metavar="M")
+    line.add_argument("--topk-rows", type=int, nargs="+", default=[TOPK_ROWS], metavar="M")
     line.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
-    options, console = line.parse_args(), start()
-    sizes, samples = measure(options.rows, options.formats, options.rounds)
-    results = report(sizes, options.rows, samples, console)
+    line.add_argument("--copies", type=int, default=20, help="of each matrix on the CPU, at most")
+    line.add_argument("--matrices", nargs="+", choices=list(GPU_MATRICES), help="on a GPU")
+    line.add_argument("--compiled-rows", type=int, nargs="*", default=[16], metavar="M",
+                      help="numbers of rows for which torch.compile tunes a product")  # fmt: skip
+    line.add_argument("--minutes", type=float, help="no weight begins that would end later")
+    line.add_argument("--floors", action="store_true", help="print the floors of the GPU's cases only")
+    line.add_argument(
+        "--ceilings", type=float, nargs=2, metavar=("GB/S", "TFLOP/S"), help="rates for --floors"
+    )
+    options = line.parse_args()
+    if options.floors or (options.backend is None and torch.cuda.is_available()):
+        options.backend = "cuda"
+    options.backend = options.backend or "cpu"
+    for name, value in DEFAULTS[options.backend].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def main() -> None:
+    options = parse()
+    console = start()
+    results: dict[str, object] = {}
+    names, formats, rows = options.matrices, options.formats, options.rows
+    if options.backend == "cpu":
+        results = on_cpu(options, console)
+        names, formats, rows = ["llama8b gate_up", "llama8b lm_head"], ["bf16", "fp8", "int4"], ROWS
+    cases = chosen(names, formats, rows, options.topk_rows)
+    if options.backend == "cuda" and torch.cuda.is_available() and not options.floors:
+        on_gpu(cases, options, console, CudaClock(), torch.device("cuda"))
+        return
+    results |= floors(cases, options, console)
+    if not torch.cuda.is_available():
+        console.print(
+            "No GPU is here: floors and planned launches only, nothing was timed on one (--floors: of all)."
+        )
     if options.json:
-        read = {name: size / samples[f"read {name}"].minimum / 1e9 for name, size in sizes.items()}
-        write_json(options.json, {"bytes": sizes, "read_gigabytes_per_second": read, "linear": results})
+        write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -73,17 +74,18 @@ def words(error: Exception) -> str:
 
 
 def time_arms(
-    what: object, offered: Mapping[str, Callable[[], Variants]], ours: str, check: Check, *, clock: Clock,
-    sets: int, rounds: int, absent: Mapping[str, str] | None = None,
+    what: object, offered: Mapping[str, Callable[[], Variants]], ours: str,
+    check: Callable[[str, torch.Tensor], float], *, clock: Clock, sets: int, rounds: int,
+    absent: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, dict], dict[str, Samples]]:  # fmt: skip
-    """(a record of every arm, samples of those that run). A wrong result of ours ends the run; a peer's
-    failure is noted."""
+    """(a record of every arm, samples of those that run). `check`: by the arm's name. A wrong result of ours
+    ends the run; a peer's failure is noted."""
     arms, records = {}, {}
     for name, make in offered.items():
         if absent and name in absent:
             records[name] = {"error": absent[name]}
             continue
-        arm, records[name] = best_variant(clock, make, check, sets)
+        arm, records[name] = best_variant(clock, make, functools.partial(check, name), sets)
         if arm is not None:
             arms[name] = arm
         elif name == ours and WrongResult.__name__ in str(records[name]["error"]):

@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SMALLEST = {
     "bench_attention": "--nodes 1 5 --contexts 40 --batches 1 2 --rounds 1",
     "bench_draft": "--trees 4:2:2 3:2:1 --context 16 --rounds 1",
+    "bench_linear": "--backend cpu --rows 1 2 --formats bf16 int4 --copies 1 --rounds 1",
     "bench_rejection": "--vocabs 1000 --levels 2 --batches 1 --rounds 1",
     "bench_sampling": "--vocabs 1000 --rows 1 2 --rounds 1",
     "bench_tree": "--nodes 20 --top-k 4 --levels 3 --layers 2 --batches 1 2 --rounds 1",
@@ -80,6 +81,10 @@ def higher_scores(real):
     return draft
 
 
+def half(real):
+    return lambda *args, **options: real(*args, **options).mul_(0.5)
+
+
 def nothing(real):
     return lambda *args, **options: None
 
@@ -90,6 +95,7 @@ def nothing(real):
         ("attention", "tree_attention", without_mask, "bench_attention", "tree_attention"),
         ("attention", "append_kv", nothing, "bench_attention", "append_kv"),
         ("draft", "draft", higher_scores, "bench_draft", "not what it should be"),
+        ("linear", "linear", half, "bench_linear", "differs from torch"),
         ("sampling", "sample_tokens", token_zero, "bench_sampling", "noised argmax"),
         ("tree", "expand_tree", nothing, "bench_tree", "expand_tree"),
         ("kv_cache", "compact_kv", nothing, "bench_tree", "compact_kv"),

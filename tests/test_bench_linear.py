@@ -1,0 +1,274 @@
+"""The linear benchmark's GPU part without a GPU: floors, planned launches, peers, and a run with a stand-in
+for the device, whose times are looked at and thrown away."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import gpu_timing  # noqa: E402
+import linear_gpu  # noqa: E402
+import linear_report  # noqa: E402
+from ceilings import H200, Ceilings  # noqa: E402
+from gpu_arms import WrongResult, right  # noqa: E402
+from head_shapes import FORMATS, HEADS, Matrix, weight_bytes  # noqa: E402
+from linear_gpu import OURS, Settings, expected  # noqa: E402
+from linear_plan import Device, plan  # noqa: E402
+from peers import linear as peers  # noqa: E402
+
+import linear_cases as cases  # noqa: E402
+from eagle_cuda._extension import _C  # noqa: E402
+from eagle_cuda.linear import linear, lm_head_topk, pack_weight  # noqa: E402
+from linear_cases import AIMS, Case, floor  # noqa: E402
+from stand_in import StandIn  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Matrices that a CPU multiplies at once."""
+    for matrix in (
+        Matrix("plain", 80, 96),
+        Matrix("gated", 96, 64, paired=True),
+        Matrix("lm_head", 208, 64),
+    ):
+        monkeypatch.setitem(cases.MATRICES, matrix.name, matrix)
+
+
+# ---- floors and plans
+
+
+def test_heads_are_those_of_the_published_checkpoints():
+    """Bytes of a bf16 level and of the fusion matrix, in MB."""
+    found = {
+        name: tuple(
+            sum(weight_bytes(m.n, m.k, "bf16") for m in part) / 1e6 for part in (h.every_level, h.once)
+        )
+        for name, h in HEADS.items()
+    }
+    want = {
+        "llama8b-eagle3": (748.7, 100.7),
+        "vicuna13b-eagle2": (1066.9, 0),
+        "qwen8b-eagle3": (698.4, 100.7),
+        "qwen32b-eagle3": (1407.7, 157.3),
+    }
+    for name, sizes in want.items():
+        assert found[name] == pytest.approx(sizes, abs=0.1), name
+
+
+def test_floor_by_hand(small):
+    got = floor(Case("linear", "gated", "int4", 3))
+    assert got.weight_bytes == 96 * 32 + 96 * 2
+    assert got.x_bytes == 3 * 64 * 2
+    assert got.out_bytes == 3 * 48 * 2
+    assert got.operations == 2 * 3 * 96 * 64
+    assert got.bytes == sum(got) - got.operations
+    assert floor(Case("lm_head_topk", "lm_head", "fp8", 10)).out_bytes == 10 * 84
+    assert floor(Case("linear", "plain", "int8_dynamic", 4)).operations == 4 * 80 * 96
+    (aim,) = AIMS
+    assert floor(aim).seconds(Ceilings("", 4.3e12, 790e12)) == (pytest.approx(61.0e-6, rel=0.01), "bytes")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_bytes_are_those_of_a_packed_weight(form):
+    """Of sizes that need no padding."""
+    if not _C.build_info()["cuda"]:
+        pytest.skip("needs a build with CUDA kernels")
+    assert weight_bytes(64, 256, form) == _C.packed_weight_bytes(64, 256, form, True)
+
+
+@pytest.mark.op("linear")
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("n", "k", "paired", "rows"),
+    [
+        (96, 512, False, 10),
+        (192, 640, True, 40),
+        (4112, 192, False, 3),
+        (256, 768, False, 256),
+    ],
+)
+@pytest.mark.parametrize("form", FORMATS)
+def test_linear_is_planned_as_it_runs(simulator, form, n, k, paired, rows):
+    """Launches, blocks and warps, and every byte that is loaded: weights, activations by block, partial
+    sums."""
+    weight = pack_weight(torch.randn(n, k).bfloat16(), form, paired=paired)
+    x = torch.randn(rows, k).bfloat16()
+    for device in (Device(132, 227 * 1024), Device(24, 227 * 1024)):
+        with simulator.device(multiprocessors=device.multiprocessors), simulator.counting() as counted:
+            linear(x, weight, activation="swiglu" if paired else None)
+        want = plan("linear", Matrix("", n, k, paired), form, rows, device=device)
+        assert counted.launches == want.launches
+        if form == "int8_dynamic":  # a launch beside it makes the codes
+            continue
+        assert counted.threads == 32 * want.warps * want.blocks
+        loaded = weight_bytes(n, k, form) + want.x_bytes + want.partial_bytes
+        # Every lane reads its rows' scales, where there are any.
+        spare = counted.global_load_bytes - loaded
+        assert spare == 0 if form in ("bf16", "int4") else 0 <= spare < 0.3 * loaded
+
+
+@pytest.mark.op("lm_head_topk")
+@pytest.mark.unchecked
+@pytest.mark.parametrize("form", ["bf16", "int4"])
+@pytest.mark.parametrize("n", [1008, 16384 + 160])
+def test_lm_head_topk_is_planned_as_it_runs(simulator, form, n):
+    weight, x = pack_weight(torch.randn(n, 128).bfloat16(), form), torch.randn(10, 128).bfloat16()
+    with simulator.counting() as counted:
+        lm_head_topk(x, weight, 10)
+    want = plan("lm_head_topk", Matrix("", n, 128), form, 10, 10)
+    assert counted.launches == want.launches
+    assert counted.threads == 32 * want.warps * want.blocks
+    assert counted.global_load_bytes == weight_bytes(n, 128, form) + want.x_bytes + want.partial_bytes
+
+
+# ---- arms
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("op", "name"), [("linear", "plain"), ("linear", "gated"), ("lm_head_topk", "lm_head")]
+)
+def test_every_arm_computes_the_op(small, op, name, form):
+    rows = 24
+    case = Case(op, name, form, rows)
+    weights = linear_gpu.make_weights(linear_gpu.Group(name, form, (case,)), 1 << 16, CPU)
+    assert len(weights.packed) == len(weights.dense) > 1
+    x = torch.randn(rows, case.shape.k, generator=torch.Generator().manual_seed(3)).bfloat16()
+    worth = linear_gpu.unpack_weight(weights.packed[0])
+    want = expected(case, linear_gpu.as_codes(x) if form == "int8_dynamic" else x, worth)
+    variants = [(linear_gpu.ours(case, x, weights.packed), want, linear_gpu.TOLERANCE)]
+    inputs, dense = peers.Inputs(case, x, weights.dense), expected(case, x, weights.dense[0])
+    variants += [(peers.eager(inputs), dense, linear_gpu.TOLERANCE)]
+    variants += [(peers.codes(inputs), dense, linear_gpu.CODES_TOLERANCE)]
+    for offered, right_one, tolerance in variants:
+        for variant in (make() for make in offered.values()):
+            right(variant.view(variant.call(0)), right_one, tolerance)
+            with pytest.raises(WrongResult):  # another set, another result
+                right(variant.view(variant.call(1)), right_one, tolerance)
+    assert ("cuBLAS, codes" in peers.offered(case, [])) == bool(peers.codes(inputs))
+
+
+def test_torch_compile_is_asked_for_some_rows_of_bf16():
+    assert "torch.compile" in peers.offered(Case("linear", "llama8b o", "bf16", 16), [16])
+    assert "torch.compile" not in peers.offered(Case("linear", "llama8b o", "bf16", 8), [16])
+    assert "torch.compile" not in peers.offered(Case("linear", "llama8b o", "int8", 16), [16])
+
+
+# ---- a run
+
+
+def run(chosen, settings, minutes=None):
+    lines = []
+    rows = list(linear_gpu.run(chosen, settings, StandIn(), CPU, gpu_timing.Budget(minutes), lines.append))
+    return rows, lines
+
+
+def test_a_run_goes_on_when_a_peer_fails(small, monkeypatch, capsys):
+    def no_memory(inputs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore words")
+
+    monkeypatch.setitem(peers.PEERS, "torch.compile", lambda inputs: {"bf16": lambda: no_memory(inputs)})
+    chosen = cases.chosen(["plain", "lm_head"], ["bf16", "fp8"], [1, 16], [10])
+    rows, lines = run(chosen, Settings(rounds=3, cold_bytes=1 << 15, compiled_rows=[16], ceilings=H200))
+    assert [Case(*(row[key] for key in Case._fields)) for row in rows] == sorted(
+        chosen, key=lambda case: (case.format != "bf16", case.matrix != "plain", case.op != "linear")
+    )
+    assert lines[0].startswith("case 1 of 4: plain bf16")
+    first, second = rows[:2]
+    assert first["arms"][OURS]["microseconds"] == pytest.approx(1000)
+    assert first["arms"]["cuBLAS"]["times_ours"] == pytest.approx(1)
+    assert first["share_of_floor"] == pytest.approx(first["floor_microseconds"] / 1000)
+    assert first["share_of_read"] == pytest.approx(first["bytes"] / 1e-3 / 4.8e12)
+    assert set(first["arms"]) == {OURS, "cuBLAS"}
+    assert "OutOfMemoryError" in second["arms"]["torch.compile"]["error"]
+    assert "times_ours" in rows[-3]["arms"]["cuBLAS, codes"]
+    assert json.loads(json.dumps(rows)) == rows
+    linear_report.show(rows, H200, linear_report.Console(width=200))
+    out = capsys.readouterr().out
+    assert "linear plain bf16 M=16: torch.compile: bf16: OutOfMemoryError" in out
+    assert "aim: lm_head_topk llama8b lm_head bf16 M=10 in 66 us: not measured" in out
+    assert "…" not in out
+
+
+def test_aims_are_told(small, capsys):
+    """Of rows as a run would give them."""
+    (aim,) = AIMS
+    rows = [cases.row_of(case, H200) for case in (aim, Case("linear", "llama8b down", "bf16", 8))]
+    for row, us in zip(rows, (65.0, 30.0)):
+        seconds = us * 1e-6
+        row["arms"] = {OURS: {"microseconds": us, "min_microseconds": us, "max_microseconds": us}}
+        row |= {"share_of_read": row["bytes"] / seconds / 4.8e12, "share_of_floor": 1.0}
+    assert linear_report.aims(rows) == [
+        "aim: lm_head_topk llama8b lm_head bf16 M=10 in 66 us: 65.0 us, reached",
+        "aim: linear at 90% of the read ceiling from 100 MB of weights up, where bytes set the floor: 0 of 1 "
+        "cases; least 82% (linear llama8b down bf16 M=8)",
+    ]
+
+
+def test_a_wrong_result_of_ours_ends_the_run(small, monkeypatch):
+    def half(x, weight, *, out, real=linear_gpu.linear, **options):
+        return real(x, weight, out=out, **options).mul_(0.5)
+
+    monkeypatch.setattr(linear_gpu, "linear", half)
+    with pytest.raises(SystemExit, match="linear plain bf16 M=2: eagle_cuda: linear: WrongResult"):
+        run([Case("linear", "plain", "bf16", 2)], Settings(rounds=1, cold_bytes=0, ceilings=H200))
+
+
+# ---- the command
+
+
+def command(monkeypatch, tmp_path, arguments):
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["bench_linear", *arguments.split(), "--json", str(file)])
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            module = runpy.run_path(str(BENCHMARKS / "bench_linear.py"), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    return module, json.loads(file.read_text())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.parametrize("arguments", ["--floors", "--backend cuda --rows 1 64"])
+def test_without_a_gpu_there_are_floors_and_nothing_else(monkeypatch, tmp_path, capsys, arguments):
+    _, figures = command(monkeypatch, tmp_path, arguments)
+    assert set(figures["results"]) == {"ceilings", "floors"}
+    rows = figures["results"]["floors"]
+    assert rows[0]["aim_microseconds"] == 66.0
+    largest = [max(row["weight_bytes"] for row in rows if row["format"] == form) for form in FORMATS]
+    assert min(largest) > 100e6
+    assert not any("microseconds" in row for row in rows)
+    out = capsys.readouterr().out
+    assert "No GPU is here" in out
+    assert "4.80 TB/s, 989 TFLOP/s (H200, datasheet)" in " ".join(out.split())
+    assert "…" not in out
+
+
+def test_the_whole_gpu_part(small, monkeypatch, tmp_path, capsys):
+    """From the command line to the file, with a stand-in for the device."""
+    module, _ = command(monkeypatch, tmp_path, "--floors --rows 1 --formats int4")
+    file = tmp_path / "gpu.json"
+    monkeypatch.setattr(gpu_timing, "COLD", 100)
+    real = gpu_timing.measure_ceilings
+    monkeypatch.setattr(
+        gpu_timing, "measure_ceilings", lambda *args: real(*args, log2_words=10, size=16, rounds=1)
+    )
+    options = SimpleNamespace(minutes=5, rounds=2, json=file, compiled_rows=[])
+    chosen = cases.chosen(["gated"], ["bf16", "int8_dynamic"], [1, 40], [])
+    module["on_gpu"](chosen, options, linear_report.Console(width=200), StandIn(), CPU)
+    rows = json.loads(file.read_text())["results"]["linear"]
+    assert [row["rows"] for row in rows] == [1, 40, 1, 40]
+    assert rows[3]["arms"]["cuBLAS, codes"]["variant"] == "int8"
+    assert "case 2 of 2" in capsys.readouterr().out
