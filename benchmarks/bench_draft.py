@@ -1,22 +1,40 @@
-"""draft: the whole draft phase in one call, against a plain read of the head's weights.
+"""draft: the whole draft phase in one call, against reading its weights, and on a GPU against torch.
 
-    python benchmarks/bench_draft.py [--trees 4:3:2 8:4:4 8:4:5 32:6:8 5:4:1] [--context 256] [--rounds 30]
-                                     [--json FILE]
+    python benchmarks/bench_draft.py [--backend cpu] [--trees 4:3:2 8:4:4 32:5:8 32:6:8 5:4:1]
+                                     [--context 256] [--rounds 30] [--json FILE]
+    python benchmarks/bench_draft.py --backend cuda [--heads llama8b-eagle3 qwen8b-eagle3]
+                                     [--formats bf16 fp8 int4] [--context 1024] [--tuned llama8b-eagle3]
+                                     [--minutes 3] [--rounds 30] [--json FILE]
+    python benchmarks/bench_draft.py --floors [--ceilings 4300 790]
 
-A random EAGLE-3 head of the size of a 135M model's, bf16, one request, three rows to extend by (two accepted
-tokens and the new one). A tree is nodes:levels:top_k, the root among its nodes; 5:4:1 is a chain of 4.
-Floor: the packed weights of the layer and the LM head once a level, the fusion matrix once, and the committed
-keys and values once a level, at the rate of a plain read of the same weights. Where the
-caches hold them, the read finds them there too, and a draft phase that finds them nearer may be faster than
-that read.
+On the CPU: a random EAGLE-3 head of the size of the demo's, bf16, one request, three rows to extend by (two
+accepted tokens and the new one). A tree is nodes:levels:top_k, the root among its nodes; 5:4:1 is a chain of
+4. Floor: the packed weights of the layer and the LM head once a level, the fusion matrix once, and the
+committed keys and values once a level, at the rate of a plain read of the same weights. Where the caches hold
+them, the read finds them there too, and a draft phase that finds them nearer may be faster than that read.
+"x memory": how many times as long as the same bytes at the rate of memory that no cache holds.
+
+On a GPU (draft_gpu.py, gpu_timing.py): random heads of the real shapes of draft_cases.py, 8 levels of 10, 60
+nodes, in CUDA graphs, until --minutes are over. Peers: the same head and search in PyTorch (peers/draft.py),
+eager, and captured in a CUDA graph as it is and behind torch.compile, which tunes the products of the heads
+--tuned. Floors as in draft_cases.py, at the rate of a plain read of the same run. Without a GPU nothing is
+timed: the floors are printed and written for an H200's datasheet, or for --ceilings GB/s TFLOP/s.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from typing import NamedTuple
 
+# Before torch starts its threads: they would spin on the cores of whatever is timed after it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
+from ceilings import given
+from draft_cases import CONTEXT, FORMATS, Cycle, row_of
+from gpu_timing import Clock, CudaClock
+from head_shapes import HEADS as GPU_HEADS
 from rich.console import Console
 from rich.table import Table
 from timing import Samples, interleave, paired_ratio, parser, start, write_json
@@ -34,6 +52,11 @@ BF16 = torch.bfloat16
 H, INNER, HEADS, KV_HEADS, D, V, VD, AUX = 576, 1536, 9, 3, 64, 49152, 8192, 3
 EPS = 1e-5
 ACCEPTED = 2
+MEMORY_PIECES, PIECE_BYTES = 12, 16 << 20  # that are read from memory: several times what caches hold
+DEFAULTS = {  # backend -> what runs unless the command line says otherwise
+    "cpu": {"context": 256},
+    "cuda": {"context": CONTEXT},
+}
 
 
 class Shape(NamedTuple):
@@ -82,7 +105,7 @@ def make_head(max_positions: int) -> tuple[DraftHead, Weights]:
     return head, Weights(per_level, fc, lm_head, norm, draft_to_target)
 
 
-class Cycle:
+class Phase:
     """One request between two cycles: calling it repeats the same draft phase."""
 
     def __init__(self, context: int, rows: int):
@@ -121,16 +144,16 @@ class Cycle:
         return self.weights.draft_to_target[best.indices], best.values
 
 
-def check(cycle: Cycle, shape: Shape, coupled: bool) -> None:
+def check(phase: Phase, shape: Shape, coupled: bool) -> None:
     """The tree is full and well-formed, and the root's best child is torch's."""
-    tree = cycle.draft(shape, coupled, empty_draft_tree(1, shape.nodes))
+    tree = phase.draft(shape, coupled, empty_draft_tree(1, shape.nodes))
     n, depths, parents = int(tree.num_nodes[0]), tree.depths[0].tolist(), tree.parents[0].tolist()
-    sound = n == shape.nodes and int(tree.tokens[0, 0]) == int(cycle.tokens[0, -1])
+    sound = n == shape.nodes and int(tree.tokens[0, 0]) == int(phase.tokens[0, -1])
     sound = sound and parents[0] == -1 and max(depths) <= shape.levels
     for i in range(1, n):
         sound = sound and 0 <= parents[i] < i and depths[i] == depths[parents[i]] + 1
     if not coupled:
-        ids, log_probs = cycle.first_level(shape.top_k)
+        ids, log_probs = phase.first_level(shape.top_k)
         known = dict(zip(ids.tolist(), log_probs.tolist()))
         children = [i for i in range(1, n) if parents[i] == 0]
         # Rounding differs, so that equally good candidates may change places: the scores must agree.
@@ -143,31 +166,38 @@ def check(cycle: Cycle, shape: Shape, coupled: bool) -> None:
         raise SystemExit(f"draft {shape.name}: the tree is not what it should be: {tree}")
 
 
-def measure(cycle: Cycle, shapes: list[Shape], rounds: int) -> dict[str, Samples]:
-    """Arms "read" (a piece per matrix, the fusion matrix last) and "plain NAME", "coupled NAME"."""
+def measure(phase: Phase, shapes: list[Shape], rounds: int) -> dict[str, Samples]:
+    """Arms "memory" (pieces), "read" (a piece per matrix, the fusion matrix last) and "plain NAME", "coupled
+    NAME"."""
+    pieces = torch.ones(MEMORY_PIECES, PIECE_BYTES, dtype=torch.uint8)
+    matrices = [*phase.weights.per_level, phase.weights.fc]
     arms: dict[str, object] = {
-        "read": [lambda p=p: _C.read_probe(p.data) for p in [*cycle.weights.per_level, cycle.weights.fc]]
+        "memory": [lambda p=p: _C.read_probe(p) for p in pieces],
+        "read": [lambda p=p: _C.read_probe(p.data) for p in matrices],
     }
     for shape in shapes:
         for kind in ("plain", "coupled"):
-            check(cycle, shape, kind == "coupled")
+            check(phase, shape, kind == "coupled")
             out = empty_draft_tree(1, shape.nodes)
-            arms[f"{kind} {shape.name}"] = lambda s=shape, c=kind == "coupled", o=out: cycle.draft(s, c, o)
+            arms[f"{kind} {shape.name}"] = lambda s=shape, c=kind == "coupled", o=out: phase.draft(s, c, o)
     return interleave(arms, rounds=rounds)  # type: ignore[arg-type]
 
 
 def report(
-    cycle: Cycle, shapes: list[Shape], context: int, samples: dict[str, Samples], console: Console
+    phase: Phase, shapes: list[Shape], context: int, samples: dict[str, Samples], console: Console
 ) -> list[dict]:
-    level = sum(p.data.numel() for p in cycle.weights.per_level)
-    fc = cycle.weights.fc.data.numel()
+    level = sum(p.data.numel() for p in phase.weights.per_level)
+    fc = phase.weights.fc.data.numel()
     committed = 2 * context * KV_HEADS * D * BF16.itemsize
     rate = (level + fc) / samples["read"].minimum
+    memory = MEMORY_PIECES * PIECE_BYTES / samples["memory"].minimum
+    rates = f"read {rate / 1e9:.1f} GB/s, from memory {memory / 1e9:.1f}"
     table = Table(
         title=f"draft, bf16, {level / 1e6:.1f} MB of head a level, {fc / 1e6:.1f} MB of fusion, {context} "
-        f"rows; read {rate / 1e9:.1f} GB/s; {eagle_cuda.num_threads()} threads"
+        f"rows; {rates}; {eagle_cuda.num_threads()} threads"
     )
-    for column in ("tree", "kind", "MB", "floor ms", "ms", "median ms", "of floor", "x plain, paired"):
+    columns = ("tree", "kind", "MB", "floor ms", "ms", "median ms", "of floor", "x memory", "x plain, paired")
+    for column in columns:
         table.add_column(column, justify="right")
     results = []
     for shape in shapes:
@@ -184,6 +214,8 @@ def report(
                 "milliseconds": arm.minimum * 1e3,
                 "median_milliseconds": arm.median * 1e3,
                 "share_of_floor": size / rate / arm.minimum,
+                "memory_gigabytes_per_second": memory / 1e9,
+                "times_memory": arm.minimum * memory / size,
                 "paired_against_plain": paired_ratio(arm, plain),
             }
             results.append(row)
@@ -195,6 +227,7 @@ def report(
                 f"{row['milliseconds']:.2f}",
                 f"{row['median_milliseconds']:.2f}",
                 f"{row['share_of_floor']:.0%}",
+                f"{row['times_memory']:.2f}",
                 f"{row['paired_against_plain']:.2f}",
             )
     console.print(table)
@@ -208,19 +241,85 @@ def parse_tree(text: str) -> Shape:
     return Shape(*map(int, parts))
 
 
-def main() -> None:
-    default = [Shape(4, 3, 2), Shape(8, 4, 4), Shape(8, 4, 5), Shape(32, 6, 8), Shape(5, 4, 1)]
-    line = parser(__doc__, rounds=30)
-    line.add_argument("--trees", type=parse_tree, nargs="+", default=default, metavar="NODES:LEVELS:TOP_K")
-    line.add_argument("--context", type=int, default=256, help="committed rows in the head's cache")
-    options, console = line.parse_args(), start()
+def on_cpu(options: argparse.Namespace, console: Console) -> dict[str, object]:
     with torch.inference_mode():
         spare = ACCEPTED + 1 + max((s.levels - 1) * s.top_k for s in options.trees)
-        cycle = Cycle(options.context, spare)
-        samples = measure(cycle, options.trees, options.rounds)
-        results = report(cycle, options.trees, options.context, samples, console)
+        phase = Phase(options.context, spare)
+        samples = measure(phase, options.trees, options.rounds)
+        return {"draft": report(phase, options.trees, options.context, samples, console)}
+
+
+def on_gpu(options: argparse.Namespace, console: Console, clock: Clock, device: torch.device) -> None:
+    from draft_gpu import Settings, run
+    from draft_report import show
+    from gpu_report import stated
+    from gpu_timing import Budget, measure_ceilings
+
+    budget, rows = Budget(options.minutes), []
+    with torch.no_grad():
+        ceilings, details = measure_ceilings(clock, device)
+        console.print(stated(ceilings), details, highlight=False, markup=False)
+        settings = Settings(
+            rounds=options.rounds,
+            cycle=Cycle(context=options.context),
+            formats=options.formats,
+            tuned=options.tuned,
+            ceilings=ceilings,
+        )
+        for row in run(options.heads, settings, clock, device, budget, console.log):
+            rows.append(row)
+            if options.json:  # after every case: whatever happens, what was measured is kept
+                write_json(options.json, {"ceilings": ceilings._asdict() | details, "draft": rows})
+    show(rows, ceilings, console)
+
+
+def floors(options: argparse.Namespace, context: int, console: Console) -> dict[str, object]:
+    from draft_report import show_floors
+
+    ceilings, cycle = given(options.ceilings), Cycle(context=context)
+    rows = [row_of(head, form, cycle, ceilings) for head in options.heads for form in options.formats]
+    show_floors(rows, ceilings, console)
+    return {"ceilings": ceilings._asdict(), "floors": rows}
+
+
+def parse() -> argparse.Namespace:
+    trees = [Shape(4, 3, 2), Shape(8, 4, 4), Shape(32, 5, 8), Shape(32, 6, 8), Shape(5, 4, 1)]
+    line = parser(__doc__, rounds=30)
+    line.add_argument("--backend", choices=list(DEFAULTS), help="default: cuda where there is a GPU")
+    line.add_argument("--trees", type=parse_tree, nargs="+", default=trees, metavar="NODES:LEVELS:TOP_K",
+                      help="on the CPU")  # fmt: skip
+    line.add_argument("--context", type=int, help="committed rows in the head's cache")
+    line.add_argument("--heads", nargs="+", default=list(GPU_HEADS), choices=list(GPU_HEADS), help="on a GPU")
+    line.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS, help="on a GPU")
+    line.add_argument("--tuned", nargs="*", default=[], choices=list(GPU_HEADS),
+                      help="heads whose products torch.compile tunes: a minute each")  # fmt: skip
+    line.add_argument("--minutes", type=float, help="no head begins that would end later")
+    line.add_argument("--floors", action="store_true", help="print the floors of the GPU's heads only")
+    line.add_argument(
+        "--ceilings", type=float, nargs=2, metavar=("GB/S", "TFLOP/S"), help="rates for --floors"
+    )
+    options = line.parse_args()
+    if options.floors or (options.backend is None and torch.cuda.is_available()):
+        options.backend = "cuda"
+    options.backend = options.backend or "cpu"
+    for name, value in DEFAULTS[options.backend].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def main() -> None:
+    options = parse()
+    console = start()
+    if options.backend == "cuda" and torch.cuda.is_available() and not options.floors:
+        on_gpu(options, console, CudaClock(), torch.device("cuda"))
+        return
+    results: dict[str, object] = on_cpu(options, console) if options.backend == "cpu" else {}
+    results |= floors(options, options.context if options.backend == "cuda" else CONTEXT, console)
+    if not torch.cuda.is_available():
+        console.print("No GPU is here: floors only, nothing was timed on one.")
     if options.json:
-        write_json(options.json, {"draft": results})
+        write_json(options.json, results)
 
 
 if __name__ == "__main__":
