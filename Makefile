@@ -60,8 +60,17 @@ test-full: build simt
 test-simt: build simt
 	@$(PASSES) fast checked:1 -- -m "not full" $(ARGS)
 
+# README's figures are over the prompts of PROMPTS=question.jsonl; without it end_to_end.py has its own.
+RESULTS = benchmarks/results
+END_TO_END = $(if $(PROMPTS),--prompts $(PROMPTS) --json $(RESULTS)/end_to_end.json,$\
+  --json $(RESULTS)/end_to_end_own_prompts.json)
+
 bench: build
-	@for bench in benchmarks/bench_*.py benchmarks/end_to_end.py; do echo "== $$bench"; $(BIN)/python $$bench; done
+	@for bench in benchmarks/bench_*.py; do \
+	  echo "== $$bench"; name=$$(basename $$bench .py); \
+	  $(BIN)/python $$bench --json $(RESULTS)/$${name#bench_}.json; \
+	done
+	@echo "== benchmarks/end_to_end.py"; $(BIN)/python benchmarks/end_to_end.py $(END_TO_END)
 
 format: $(READY)
 	@$(BIN)/python tools/format.py

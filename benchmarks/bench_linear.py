@@ -200,7 +200,7 @@ def parse() -> argparse.Namespace:
     line.add_argument("--copies", type=int, default=20, help="of each matrix on the CPU, at most")
     line.add_argument("--matrices", nargs="+", choices=list(GPU_MATRICES), help="on a GPU")
     line.add_argument("--compiled-rows", type=int, nargs="*", default=[16], metavar="M",
-                      help="numbers of rows for which torch.compile tunes a product")  # fmt: skip
+                      help="for which torch.compile tunes the first head's products")  # fmt: skip
     line.add_argument("--minutes", type=float, help="no weight begins that would end later")
     line.add_argument("--floors", action="store_true", help="print the floors of the GPU's cases only")
     line.add_argument(

@@ -356,6 +356,7 @@ def main() -> None:
             "transformers": transformers.__version__,
             "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", ""),
             "target": str(chosen.target),
+            "prompts": chosen.prompts.name if chosen.prompts else "built in",
             "trees": [tree._asdict() for tree in chosen.trees],
             "head_formats": chosen.head_formats,
             "max_new_tokens": chosen.max_new_tokens,

@@ -30,6 +30,7 @@ OURS = "eagle_cuda"
 TOLERANCE = 0.01  # of the largest value: bf16 rounds it
 CODES_TOLERANCE = 0.1  # of a peer that quantises in another way: whether it multiplies the right matrices
 MAX_SETS = 64
+COMPILED = [name for name in MATRICES if name.startswith("llama8b")]
 
 
 class Group(NamedTuple):
@@ -38,16 +39,17 @@ class Group(NamedTuple):
     matrix: str
     format: str
     cases: tuple[Case, ...]
+    compiled: bool = False  # beside torch.compile, which tunes itself for every case
 
     def __str__(self) -> str:
-        return f"{self.matrix} {self.format}"
+        return f"{self.matrix} {self.format}" + self.compiled * ", torch.compile"
 
 
 @dataclass
 class Settings:
     rounds: int
     cold_bytes: int  # of distinct weights that calls go round
-    compiled_rows: Sequence[int] = ()  # numbers of rows that torch.compile is asked for
+    compiled_rows: Sequence[int] = ()  # numbers of rows for which torch.compile tunes COMPILED
     peers: Sequence[str] = tuple(PEERS)
     absent: dict[str, str] = field(default_factory=dict)  # peer -> why
     ceilings: Ceilings | None = None
@@ -58,11 +60,19 @@ class Weights(NamedTuple):
     dense: list[torch.Tensor]
 
 
-def grouped(cases: Sequence[Case]) -> list[Group]:
+def grouped(cases: Sequence[Case], compiled_rows: Sequence[int]) -> list[Group]:
+    """In the order of the cases. torch.compile needs long: it comes before the formats that matter least."""
     found: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         found.setdefault((case.matrix, case.format), []).append(case)
-    return [Group(*key, tuple(each)) for key, each in found.items()]
+    groups = [Group(*key, tuple(each)) for key, each in found.items()]
+    slow = []
+    for group in groups:
+        tuned = tuple(case for case in group.cases if case.rows in compiled_rows)
+        if tuned and group.format == "bf16" and group.matrix in COMPILED:
+            slow.append(group._replace(cases=tuned, compiled=True))
+    later = [group for group in groups if group.format.startswith("int8")]
+    return [group for group in groups if group not in later] + slow + later
 
 
 def make_weights(group: Group, cold_bytes: int, device: torch.device) -> Weights:
@@ -119,11 +129,11 @@ def measure(group: Group, settings: Settings, clock: Clock, device: torch.device
     """The figures of a group's cases. A wrong result of ours ends the run; a peer's failure is noted."""
     weights = make_weights(group, settings.cold_bytes, device)
     worth = unpack_weight(weights.packed[0])
-    return [measure_case(case, weights, worth, settings, clock) for case in group.cases]
+    return [measure_case(case, group.compiled, weights, worth, settings, clock) for case in group.cases]
 
 
 def measure_case(
-    case: Case, weights: Weights, worth: torch.Tensor, settings: Settings, clock: Clock
+    case: Case, compiled: bool, weights: Weights, worth: torch.Tensor, settings: Settings, clock: Clock
 ) -> dict[str, Any]:
     device = worth.device
     generator = torch.Generator(device).manual_seed(2)
@@ -139,7 +149,7 @@ def measure_case(
     arms = {OURS: lambda: ours(case, x, weights.packed)}
     arms |= {
         name: lambda make=PEERS[name]: make(inputs)
-        for name in offered(case, settings.compiled_rows)
+        for name in offered(case, compiled)
         if name in settings.peers
     }
     records, samples = time_arms(
@@ -163,6 +173,6 @@ def run(
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Rows of the cases, weights in turn, until the time is up."""
     yield from run_cases(
-        grouped(cases), lambda group: measure(group, settings, clock, device),
+        grouped(cases, settings.compiled_rows), lambda group: measure(group, settings, clock, device),
         lambda group: {"matrix": group.matrix, "format": group.format}, clock, budget, progress,
     )  # fmt: skip

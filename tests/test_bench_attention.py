@@ -35,7 +35,6 @@ from peers import attention as peers  # noqa: E402
 
 from reference import attention as reference  # noqa: E402
 from stand_in import StandIn  # noqa: E402
-from tools import gpu_bench  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -410,16 +409,6 @@ def test_absent_peers_and_lost_cases_have_their_reasons(shapes, settings, monkey
     rows, lines = run(settings, *chosen[1:], minutes=1e-4)
     assert len(rows) == 1
     assert lines[-1] == "time is up after 1 of 2 cases; not run: plain B=1 context=40 q=6"
-
-
-def test_gpu_bench_without_a_gpu(monkeypatch, capfd):
-    monkeypatch.setattr(gpu_bench.gpu_check, "torch_state", lambda: (False, "torch sees no GPU"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(sys, "argv", ["gpu_bench", "--shapes", "llama8b", "--nodes", "16"])
-    assert gpu_bench.main() == 0
-    out = capfd.readouterr().out
-    assert out.startswith("gpu-bench: torch sees no GPU")
-    assert "No GPU is here" in out
 
 
 def test_versions_name_what_is_absent(monkeypatch):

@@ -156,13 +156,22 @@ def test_every_arm_computes_the_op(small, op, name, form):
             right(variant.view(variant.call(0)), right_one, tolerance)
             with pytest.raises(WrongResult):  # another set, another result
                 right(variant.view(variant.call(1)), right_one, tolerance)
-    assert ("cuBLAS, codes" in peers.offered(case, [])) == bool(peers.codes(inputs))
+    assert ("cuBLAS, codes" in peers.offered(case, False)) == bool(peers.codes(inputs))
 
 
-def test_torch_compile_is_asked_for_some_rows_of_bf16():
-    assert "torch.compile" in peers.offered(Case("linear", "llama8b o", "bf16", 16), [16])
-    assert "torch.compile" not in peers.offered(Case("linear", "llama8b o", "bf16", 8), [16])
-    assert "torch.compile" not in peers.offered(Case("linear", "llama8b o", "int8", 16), [16])
+def test_torch_compile_is_asked_for_some_of_bf16():
+    """Of the first head, after what needs less time."""
+    chosen = cases.chosen(None, FORMATS, [1, 16], [10])
+    groups = linear_gpu.grouped(chosen, [16])
+    assert len(groups) == len({(case.matrix, case.format) for case in chosen}) + 7
+    compiled = [i for i, group in enumerate(groups) if group.compiled]
+    assert all(case.rows == 16 for i in compiled for case in groups[i].cases)
+    assert {groups[i].matrix.split()[0] for i in compiled} == {"llama8b"}
+    assert {group.format for group in groups[: compiled[0]]} == {"bf16", "fp8", "int4"}
+    assert {group.format for group in groups[compiled[-1] + 1 :]} == {"int8", "int8_dynamic"}
+    assert str(groups[compiled[0]]) == "llama8b lm_head bf16, torch.compile"
+    assert groups[0].matrix == "llama8b lm_head"  # which has an aim
+    assert peers.offered(groups[compiled[0]].cases[0], True) == ["cuBLAS", "torch.compile"]
 
 
 # ---- a run
@@ -179,20 +188,24 @@ def test_a_run_goes_on_when_a_peer_fails(small, monkeypatch, capsys):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore words")
 
     monkeypatch.setitem(peers.PEERS, "torch.compile", lambda inputs: {"bf16": lambda: no_memory(inputs)})
+    monkeypatch.setattr(linear_gpu, "COMPILED", ["plain"])
     chosen = cases.chosen(["plain", "lm_head"], ["bf16", "fp8"], [1, 16], [10])
     rows, lines = run(chosen, Settings(rounds=3, cold_bytes=1 << 15, compiled_rows=[16], ceilings=H200))
-    assert [Case(*(row[key] for key in Case._fields)) for row in rows] == sorted(
+    want = sorted(
         chosen, key=lambda case: (case.format != "bf16", case.matrix != "plain", case.op != "linear")
     )
-    assert lines[0].startswith("case 1 of 4: plain bf16")
-    first, second = rows[:2]
+    assert [Case(*(row[key] for key in Case._fields)) for row in rows] == [
+        *want, Case("linear", "plain", "bf16", 16)
+    ]  # fmt: skip
+    assert lines[0].startswith("case 1 of 5: plain bf16")
+    first, last = rows[0], rows[-1]
     assert first["arms"][OURS]["microseconds"] == pytest.approx(1000)
     assert first["arms"]["cuBLAS"]["times_ours"] == pytest.approx(1)
     assert first["share_of_floor"] == pytest.approx(first["floor_microseconds"] / 1000)
     assert first["share_of_read"] == pytest.approx(first["bytes"] / 1e-3 / 4.8e12)
     assert set(first["arms"]) == {OURS, "cuBLAS"}
-    assert "OutOfMemoryError" in second["arms"]["torch.compile"]["error"]
-    assert "times_ours" in rows[-3]["arms"]["cuBLAS, codes"]
+    assert "OutOfMemoryError" in last["arms"]["torch.compile"]["error"]
+    assert "times_ours" in rows[-4]["arms"]["cuBLAS, codes"]
     assert json.loads(json.dumps(rows)) == rows
     linear_report.show(rows, H200, linear_report.Console(width=200))
     out = capsys.readouterr().out

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +17,8 @@ import torch
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SMALLEST = {
-    "bench_attention": "--nodes 1 5 --contexts 40 --batches 1 2 --rounds 1",
-    "bench_draft": "--trees 4:2:2 3:2:1 --context 16 --rounds 1",
+    "bench_attention": "--backend cpu --nodes 1 5 --contexts 40 --batches 1 2 --rounds 1",
+    "bench_draft": "--backend cpu --trees 4:2:2 3:2:1 --context 16 --rounds 1",
     "bench_linear": "--backend cpu --rows 1 2 --formats bf16 int4 --copies 1 --rounds 1",
     "bench_rejection": "--vocabs 1000 --levels 2 --batches 1 --rounds 1",
     "bench_sampling": "--vocabs 1000 --rows 1 2 --rounds 1",
@@ -52,6 +55,28 @@ def test_runs(run, name, capsys):
         numbers = [value for value in row.values() if isinstance(value, float)]
         assert numbers
         assert all(math.isfinite(value) and value >= 0 for value in numbers), row
+
+
+def test_make_bench_keeps_every_figure():
+    """In one place each, and in the shape of timing.write_json; other prompts are other figures."""
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    root = BENCHMARKS.parent
+
+    def commands(*arguments: str) -> str:
+        command = ["make", "-n", "bench", *arguments]
+        variables = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+        done = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert "--json benchmarks/results/${name#bench_}.json" in commands()
+    assert "end_to_end.py --json benchmarks/results/end_to_end_own_prompts.json" in commands()
+    given = commands("PROMPTS=question.jsonl")
+    assert "end_to_end.py --prompts question.jsonl --json benchmarks/results/end_to_end.json" in given
+    for script in [*BENCHMARKS.glob("bench_*.py"), BENCHMARKS / "end_to_end.py"]:
+        text = script.read_text()
+        assert "write_json(" in text, script.name
+        assert '"--json"' in text or "parser(__doc__" in text, script.name
 
 
 def without_mask(real):

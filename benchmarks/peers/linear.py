@@ -114,10 +114,10 @@ PEERS: dict[str, Callable[[Inputs], Variants]] = {
 }
 
 
-def offered(case: Case, compiled_rows: list[int]) -> list[str]:
+def offered(case: Case, compiled: bool) -> list[str]:
     """The peers that have something for a case."""
     names = ["cuBLAS"]
-    if case.format == "bf16" and case.rows in compiled_rows:
+    if compiled:
         names.append("torch.compile")
     if case.op == "linear" and (case.format == "fp8" or (case.format == "int8_dynamic" and case.rows > 16)):
         names.append("cuBLAS, codes")
