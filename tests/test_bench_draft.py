@@ -86,6 +86,8 @@ def exact_tree(shape, dense, request, cycle, monkeypatch):
     return tree, min(gaps)
 
 
+@pytest.mark.op("draft")
+@pytest.mark.unchecked
 @pytest.mark.parametrize("kind", SMALL)
 def test_the_peer_grows_our_trees(kind, monkeypatch):
     """Wherever the search has no closer call than both sides' error: the same tokens and parents, in the
