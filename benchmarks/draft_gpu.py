@@ -43,6 +43,16 @@ class Settings:
     ceilings: Ceilings | None = None
 
 
+class Part(NamedTuple):
+    """A head in all formats; or in bf16 beside torch.compile, which needs long."""
+
+    head: str
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        return self.head + self.compiled * ", torch.compile"
+
+
 class Request(NamedTuple):
     """One request between two cycles."""
 
@@ -216,18 +226,19 @@ def eager_seconds(call: Callable[[], object], clock: Clock) -> list[float]:
     return sorted(times[1:])
 
 
-def measure(name: str, settings: Settings, clock: Clock, device: torch.device) -> list[dict[str, Any]]:
-    shape, cycle = HEADS[name], settings.cycle
+def measure(part: Part, settings: Settings, clock: Clock, device: torch.device) -> list[dict[str, Any]]:
+    shape, cycle = HEADS[part.head], settings.cycle
     dense = make_dense(shape, cycle.rows, torch.bfloat16, device)
     request = make_request(shape, cycle, torch.bfloat16, device)
-    return [measure_format(name, form, dense, request, settings, clock) for form in settings.formats]
+    formats = ["bf16"] if part.compiled else settings.formats
+    return [measure_format(part, form, dense, request, settings, clock) for form in formats]
 
 
 def measure_format(
-    name: str, form: str, dense: Dense, request: Request, settings: Settings, clock: Clock
+    part: Part, form: str, dense: Dense, request: Request, settings: Settings, clock: Clock
 ) -> dict[str, Any]:
     """The figures of a head in one format; the peers' head is in bf16."""
-    shape, cycle = HEADS[name], settings.cycle
+    name, shape, cycle = part.head, HEADS[part.head], settings.cycle
     half = cycle._replace(levels=max(cycle.levels // 2, 1))
     head, real = make_head(shape, dense, form)
     plain = real if form == "bf16" else worth(dense, {})
@@ -257,12 +268,14 @@ def measure_format(
         GRAPH: lambda: torch_variants(),
         COMPILED: lambda: torch_variants(*modes),
     }
-    arms = {arm: make for arm, make in arms.items() if arm in (OURS, SHORT, *settings.peers)}
+    chosen = {OURS, COMPILED} if part.compiled else {OURS, SHORT, GRAPH, EAGER}
+    chosen &= {OURS, SHORT, *settings.peers}
+    arms = {arm: make for arm, make in arms.items() if arm in chosen}
     records, samples = time_arms(
         f"{name} {form}", arms, OURS, lambda arm, got: close(got, want.get(arm, want["peer"])), clock=clock,
         sets=1, rounds=settings.rounds, absent=settings.absent,
     )  # fmt: skip
-    if EAGER in settings.peers:
+    if EAGER in chosen:
         try:
             seconds = eager_seconds(peer(shape, dense, request, cycle), clock)
             middle = seconds[len(seconds) // 2]
@@ -293,8 +306,11 @@ def run(
     heads: Sequence[str], settings: Settings, clock: Clock, device: torch.device, budget: Budget,
     progress: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Rows of the heads in turn, until the time is up."""
+    """Rows of the heads in turn, and then of those beside torch.compile, until the time is up."""
+    parts = [Part(head) for head in heads]
+    if COMPILED in settings.peers:
+        parts += [Part(head, compiled=True) for head in heads]
     yield from run_cases(
-        heads, lambda name: measure(name, settings, clock, device), lambda name: {"head": name}, clock,
+        parts, lambda part: measure(part, settings, clock, device), lambda part: {"head": part.head}, clock,
         budget, progress,
     )  # fmt: skip

@@ -86,7 +86,8 @@ def per_level(record: Row | None, levels: int) -> str:
 def aims(rows: Sequence[Row]) -> list[str]:
     """What was aimed at, and what was found."""
     found = []
-    timed = {(row["head"], row["format"]): row for row in rows if "aim_microseconds_per_level" in row}
+    with_aim = [row for row in rows if "aim_microseconds_per_level" in row]
+    timed = {(row["head"], row["format"]): row for row in reversed(with_aim)}  # the first ones
     for (head, form), aim in AIMS.items():
         got = timed.get((head, form), {}).get("microseconds_per_level")
         outcome = "not measured" if got is None else f"{got:.1f} us, {'reached' if got <= aim else 'missed'}"

@@ -68,8 +68,8 @@ def grouped(cases: Sequence[Case], compiled_rows: Sequence[int]) -> list[Group]:
     groups = [Group(*key, tuple(each)) for key, each in found.items()]
     slow = []
     for group in groups:
-        tuned = tuple(case for case in group.cases if case.rows in compiled_rows)
-        if tuned and group.format == "bf16" and group.matrix in COMPILED:
+        tuned = tuple(c for c in group.cases if c.rows in compiled_rows or c.op == "lm_head_topk")
+        if compiled_rows and tuned and group.format == "bf16" and group.matrix in COMPILED:
             slow.append(group._replace(cases=tuned, compiled=True))
     later = [group for group in groups if group.format.startswith("int8")]
     return [group for group in groups if group not in later] + slow + later

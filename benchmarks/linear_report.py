@@ -91,7 +91,7 @@ def show(rows: Sequence[Row], ceilings: Ceilings, console: Console) -> None:
 
 def aims(rows: Sequence[Row]) -> list[str]:
     """What was aimed at, and what was found."""
-    found, timed = [], {case_of(row): row for row in rows if "share_of_read" in row}
+    found, timed = [], {case_of(row): row for row in reversed(rows) if "share_of_read" in row}  # first ones
     for case, aim in AIMS.items():
         got = timed[case]["arms"][OURS]["microseconds"] if case in timed else None
         outcome = "not measured" if got is None else f"{got:.1f} us, {'reached' if got <= aim else 'missed'}"

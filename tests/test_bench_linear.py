@@ -95,6 +95,7 @@ def test_bytes_are_those_of_a_packed_weight(form):
         (96, 512, False, 10),
         (192, 640, True, 40),
         (4112, 192, False, 3),
+        (1072, 640, False, 2),
         (256, 768, False, 256),
     ],
 )
@@ -121,12 +122,14 @@ def test_linear_is_planned_as_it_runs(simulator, form, n, k, paired, rows):
 @pytest.mark.op("lm_head_topk")
 @pytest.mark.unchecked
 @pytest.mark.parametrize("form", ["bf16", "int4"])
-@pytest.mark.parametrize("n", [1008, 16384 + 160])
-def test_lm_head_topk_is_planned_as_it_runs(simulator, form, n):
-    weight, x = pack_weight(torch.randn(n, 128).bfloat16(), form), torch.randn(10, 128).bfloat16()
-    with simulator.counting() as counted:
+@pytest.mark.parametrize(("n", "rows", "multiprocessors"), [(1008, 10, 132), (16544, 10, 132), (1536, 64, 4)])
+def test_lm_head_topk_is_planned_as_it_runs(simulator, form, n, rows, multiprocessors):
+    """The last one: where shared memory holds fewer tiles than a block's warps could take."""
+    weight, x = pack_weight(torch.randn(n, 128).bfloat16(), form), torch.randn(rows, 128).bfloat16()
+    device = Device(multiprocessors, 227 * 1024)
+    with simulator.device(multiprocessors=multiprocessors), simulator.counting() as counted:
         lm_head_topk(x, weight, 10)
-    want = plan("lm_head_topk", Matrix("", n, 128), form, 10, 10)
+    want = plan("lm_head_topk", Matrix("", n, 128), form, rows, 10, device)
     assert counted.launches == want.launches
     assert counted.threads == 32 * want.warps * want.blocks
     assert counted.global_load_bytes == weight_bytes(n, 128, form) + want.x_bytes + want.partial_bytes
@@ -165,12 +168,14 @@ def test_torch_compile_is_asked_for_some_of_bf16():
     groups = linear_gpu.grouped(chosen, [16])
     assert len(groups) == len({(case.matrix, case.format) for case in chosen}) + 7
     compiled = [i for i, group in enumerate(groups) if group.compiled]
-    assert all(case.rows == 16 for i in compiled for case in groups[i].cases)
+    assert {case.rows for i in compiled for case in groups[i].cases if case.op == "linear"} == {16}
+    assert {case.rows for i in compiled for case in groups[i].cases if case.op != "linear"} == {10}
     assert {groups[i].matrix.split()[0] for i in compiled} == {"llama8b"}
     assert {group.format for group in groups[: compiled[0]]} == {"bf16", "fp8", "int4"}
     assert {group.format for group in groups[compiled[-1] + 1 :]} == {"int8", "int8_dynamic"}
     assert str(groups[compiled[0]]) == "llama8b lm_head bf16, torch.compile"
     assert groups[0].matrix == "llama8b lm_head"  # which has an aim
+    assert not any(group.compiled for group in linear_gpu.grouped(chosen, []))
     assert peers.offered(groups[compiled[0]].cases[0], True) == ["cuBLAS", "torch.compile"]
 
 
