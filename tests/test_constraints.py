@@ -249,7 +249,7 @@ def test_nothing_allowed_is_an_error(target):
             mask[:] = 0
 
     engine = Engine(target, max_length=200)
-    with pytest.raises(RuntimeError, match="position 10 or later hold no number for a token that is allowed"):
+    with pytest.raises(RuntimeError, match="position 10 hold no number for a token that is allowed"):
         engine.generate(PROMPTS[1], SamplingParams(logits_mask=nothing))
     with pytest.raises(ValueError, match="^logits_mask: expected a function that fills the mask"):
         engine.generate(PROMPTS[1], SamplingParams(logits_mask=lambda tokens, mask: mask))

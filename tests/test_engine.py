@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import warnings
@@ -305,7 +306,7 @@ def test_every_field_of_a_row_moves_together():
         4,
         max_nodes=6,
         max_path=3,
-        num_stop_tokens=2,
+        vocab_size=20,
         feature_size=5,
         dtype=torch.float32,
         device=torch.device("cpu"),
@@ -313,7 +314,7 @@ def test_every_field_of_a_row_moves_together():
     asked = SamplingParams(
         top_logprobs=2, frequency_penalty=1, logit_bias={3: 1}, min_new_tokens=1, banned_tokens=[2]
     )
-    batch.constrain([asked], 20, 6)
+    batch.make_room([dataclasses.replace(request(0), params=asked, stop_tokens=frozenset([3, 4]))])
     for row in range(4):
         batch.put(row, request(row + 1))
     batch.begin_cycle(6)
@@ -364,7 +365,7 @@ def test_every_field_of_a_row_moves_together():
         ("top_p", 0, r"top_p: expected a number in \(0, 1\]"),
         ("top_p", 1.01, "top_p: expected"),
         ("min_p", -0.1, "min_p: expected"),
-        ("min_p", 1, "min_p: expected"),
+        ("min_p", 1.01, "min_p: expected"),
         ("seed", 2**64, "seed: expected an integer of 64 bits"),
         ("seed", None, "seed: expected an integer"),
         ("max_new_tokens", -1, "max_new_tokens: expected an integer >= 0 or None, got -1"),

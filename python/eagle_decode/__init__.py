@@ -15,11 +15,12 @@ _HOMES = {
     "SamplingParams": "sampling",
     "Result": "sequence",
     "Chunk": "sequence",
+    "Stream": "stream",
     "Metrics": "metrics",
     "HeadDrafter": "drafting",
 }
 
-__all__ = ["Chunk", "Engine", "HeadDrafter", "Metrics", "Result", "SamplingParams"]
+__all__ = ["Chunk", "Engine", "HeadDrafter", "Metrics", "Result", "SamplingParams", "Stream"]
 
 
 def __getattr__(name: str) -> Any:

@@ -60,13 +60,13 @@ class Constraints:
             shape = (capacity * max_nodes, words)
             self._node_masks = torch.empty(shape, dtype=torch.int32, device=self._device)
 
-    def put(self, row: int, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Makes `row` that of a request that has emitted nothing."""
+    def put(self, row: int, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> None:
+        """Makes `row` that of a request that has emitted `output` so far."""
         whole = self._whole
         if self._counts:
-            counts = np.bincount(prompt, minlength=self._vocab_size).astype(np.int32)
-            whole["prompt_counts"][row] = torch.from_numpy(counts).to(self._device)
-            whole["output_counts"][row] = 0
+            for name, tokens in (("prompt_counts", prompt), ("output_counts", output)):
+                counts = np.bincount(np.asarray(tokens, np.int64), minlength=self._vocab_size)
+                whole[name][row] = torch.from_numpy(counts.astype(np.int32)).to(self._device)
             for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
                 whole[name][row] = getattr(params, name)
         if self._most_bias:

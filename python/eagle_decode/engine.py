@@ -7,6 +7,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from eagle_cuda.kv_cache import compact_kv
 from eagle_cuda.sampling import Sampled, sample_tokens
 from eagle_cuda.tree import DraftTree
 from eagle_cuda.verify import Accepted, verify
+from eagle_decode.checks import check_head, check_shape, check_target
 from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
 from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.metrics import Clock, Metrics
@@ -24,6 +26,7 @@ from eagle_decode.models.base import KVCache, Target
 from eagle_decode.prompts import Prompt, make_requests
 from eagle_decode.sampling import SamplingParams, integer, token_ids
 from eagle_decode.sequence import Batch, Chunk, Request, Result
+from eagle_decode.stream import Queue, Stream
 
 
 class Engine:
@@ -61,10 +64,10 @@ class Engine:
         draft: Drafter | None = None,
         observer: Callable[[Batch, slice, DraftTree, Tensor], None] | None = None,
     ):
-        _check_target(target)
+        check_target(target)
         levels, max_nodes = integer("levels", levels), integer("max_nodes", max_nodes)
         draft_top_k, max_batch = integer("draft_top_k", draft_top_k), integer("max_batch", max_batch)
-        _check_shape(levels, draft_top_k, max_nodes)
+        check_shape(levels, draft_top_k, max_nodes)
         if max_batch < 1:
             raise ValueError(f"max_batch: expected at least 1, got {max_batch}")
         if max_length is None:
@@ -86,7 +89,7 @@ class Engine:
         self._plain = RootDrafter(max_batch, target.device)
         if head is not None:
             head = self._load(head).with_weights(head_format)
-            _check_head(head, target)
+            check_head(head, target)
             draft = HeadDrafter(
                 head, dtype=target.dtype, device=target.device, capacity=max_batch,
                 max_length=max_length, levels=levels, top_k=draft_top_k, max_nodes=max_nodes, coupled=coupled,
@@ -117,10 +120,10 @@ class Engine:
         Raises ValueError for empty prompts, ids outside the vocabulary, prompts longer than the context, and
         text without a tokenizer; RuntimeError where the target's logits hold no number.
         """
-        requests = self._requests(prompts, sampling, speculate)
-        for _ in self._run(requests, speculate):
+        stream = self.stream(prompts, sampling, speculate=speculate)
+        for _ in stream:
             pass
-        return [request.result() for request in requests]
+        return stream.results
 
     def stream(
         self,
@@ -128,30 +131,39 @@ class Engine:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculate: bool = True,
-    ) -> Iterator[Chunk]:
-        """As `generate`, yielding what each cycle adds to each request. Arguments are checked at once."""
-        return self._run(self._requests(prompts, sampling, speculate), speculate)
+    ) -> Stream:
+        """As `generate`, yielding what each cycle adds to each request, while others may join and some may be
+        cancelled: see Stream. Arguments are checked at once."""
+        queue, make = Queue(), partial(self._requests, speculate=speculate)
+        queue.add(make(prompts, sampling))
+        return Stream(queue, self._run(queue, speculate), make)
 
     # ---- the loop
 
-    def _run(self, requests: list[Request], speculate: bool) -> Iterator[Chunk]:
+    def _run(self, queue: Queue, speculate: bool) -> Iterator[Chunk]:
         if self._busy:
             raise RuntimeError("the engine is already generating; finish or close the other stream first")
         self._busy = True
+        drafter = self.drafter if speculate and self.drafter is not None else self._plain
+        batch, waiting = self._new_batch(drafter), deque[Request]()
         try:
-            drafter = self.drafter if speculate and self.drafter is not None else self._plain
-            batch = self._new_batch(requests, drafter)
-            waiting = deque(requests)
-            while waiting and len(batch.requests) < self.max_batch:
-                yield from self._admit_next(batch, len(batch.requests), waiting, drafter)
-            while batch.requests:
-                chunks = self._step(batch, drafter)
-                yield from chunks
-                for row in reversed([row for row, chunk in enumerate(chunks) if chunk.finish_reason]):
-                    yield from self._admit_next(batch, row, waiting, drafter)
+            while queue or waiting or batch.requests:
+                joining, cancelled = queue.take()
+                if joining:
+                    waiting.extend(joining)
+                    batch.make_room(waiting)
+                for request in cancelled:
+                    if request.finish_reason is None:
+                        yield self._end(request, "cancelled")
+                yield from self._fill(batch, waiting, drafter)
+                if batch.requests and not queue:
+                    yield from self._step(batch, drafter)
             self._warn_if_useless()
         finally:
-            self._busy = False
+            for request in batch.requests:
+                if request.finish_reason is None:
+                    self.metrics.add(request.metrics, seconds=False)
+            queue.closed, self._busy = True, False
 
     def _step(self, batch: Batch, drafter: Drafter) -> list[Chunk]:
         """One cycle over the whole batch. Rows of the batch and chunks correspond."""
@@ -217,17 +229,18 @@ class Engine:
         batch.count(rows)
         chunks = []
         for request, emitted in zip(batch.requests[rows], batch.read(rows), strict=True):
-            if emitted.flagged:
-                at = len(request.prompt) + len(request.tokens)
-                raise RuntimeError(
-                    f"request {request.index}: the target's logits for position {at} or later hold no number"
-                    + (" for a token that is allowed" if batch.constraints is not None else "")
-                )
+            first = len(request.prompt) + len(request.tokens)
             if request.tokens:
                 request.metrics.count_cycle(emitted.num_accepted, emitted.num_nodes)
             else:
                 request.metrics.first_tokens += 1
             chunk = request.commit(*emitted[:2], emitted.num_accepted, emitted.finished, emitted.top)
+            if emitted.num_sound < len(chunk.tokens):
+                at = first + emitted.num_sound
+                raise RuntimeError(
+                    f"request {request.index}: the target's logits for position {at} hold no number"
+                    + (" for a token that is allowed" if batch.constraints is not None else "")
+                )
             if chunk.finish_reason:
                 self.metrics.add(request.metrics, seconds=False)
             chunks.append(chunk)
@@ -235,16 +248,25 @@ class Engine:
 
     # ---- joining and leaving
 
+    def _fill(self, batch: Batch, waiting: deque[Request], drafter: Drafter) -> Iterator[Chunk]:
+        """Gives the rows of requests that have ended, and the free ones, to waiting requests."""
+        for row in reversed(range(len(batch.requests))):
+            if batch.requests[row].finish_reason is not None:
+                yield from self._admit_next(batch, row, waiting, drafter)
+        while waiting and len(batch.requests) < self.max_batch:
+            yield from self._admit_next(batch, len(batch.requests), waiting, drafter)
+
     def _admit_next(
         self, batch: Batch, row: int, waiting: deque[Request], drafter: Drafter
     ) -> Iterator[Chunk]:
-        """Gives `row`, a finished one or the next, to the first waiting request that does not end at once;
-        without any, a finished row is dropped."""
+        """Gives `row`, an ended one's or the next, to the first waiting request that does not end at once;
+        without any, an ended one's row is dropped."""
         while waiting:
             request = waiting.popleft()
+            if request.cancelled:
+                continue
             if request.budget == 0:
-                yield request.commit([], [], 0, 2)
-                self.metrics.add(request.metrics, seconds=False)
+                yield self._end(request, "length")
                 continue
             chunk = self._admit(batch, row, request, drafter)
             yield chunk
@@ -257,6 +279,12 @@ class Engine:
                 move_rows(self._cache, source, row, length)
                 if hasattr(drafter, "move"):
                     drafter.move(source, row, length)
+
+    def _end(self, request: Request, reason: str) -> Chunk:
+        """The last chunk of a request that gets no more tokens."""
+        chunk = request.end(reason)
+        self.metrics.add(request.metrics, seconds=False)
+        return chunk
 
     def _admit(self, batch: Batch, row: int, request: Request, drafter: Drafter) -> Chunk:
         """Runs the prompt. Its last token then stands for a verified tree of one node: the row of its logits
@@ -304,21 +332,18 @@ class Engine:
             message = (
                 f"none of {metrics.draft_tokens} draft tokens was accepted: is the head made for this target?"
             )
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
 
-    def _new_batch(self, requests: list[Request], drafter: Drafter) -> Batch:
-        max_nodes = getattr(drafter, "max_nodes", self._max_nodes)
-        batch = Batch(
-            min(self.max_batch, len(requests)),
-            max_nodes=max_nodes,
+    def _new_batch(self, drafter: Drafter) -> Batch:
+        return Batch(
+            self.max_batch,
+            max_nodes=getattr(drafter, "max_nodes", self._max_nodes),
             max_path=getattr(drafter, "levels", self._levels) + 1,
-            num_stop_tokens=max([1, *(len(request.stop_tokens) for request in requests)]),
+            vocab_size=self.target.vocab_size,
             feature_size=self.target.feature_size(getattr(drafter, "feature_layers", None)),
             dtype=self.target.dtype,
             device=self.target.device,
         )
-        batch.constrain([request.params for request in requests], self.target.vocab_size, max_nodes)
-        return batch
 
     def _cache_of(self, size: int) -> list[KVCache]:
         """The caches of the first `size` rows of the batch."""
@@ -329,7 +354,7 @@ class Engine:
     # ---- arguments
 
     def _requests(
-        self, prompts: Any, sampling: SamplingParams | Sequence[SamplingParams] | None, speculate: bool
+        self, prompts: Any, sampling: SamplingParams | Sequence[SamplingParams] | None, *, speculate: bool
     ) -> list[Request]:
         return make_requests(
             prompts,
@@ -349,38 +374,3 @@ class Engine:
         checkpoint = getattr(self.target, "checkpoint", None)
         tensors = None if checkpoint is None else checkpoint.tensors
         return load_head(head, target_config=self.target.config, target_tensors=tensors)
-
-
-def _check_target(target: Target) -> None:
-    wanted = ("config", "dtype", "device", "vocab_size", "max_positions")
-    wanted += ("feature_size", "new_cache", "forward", "prefill")
-    if missing := [name for name in wanted if not hasattr(target, name)]:
-        raise ValueError(
-            f"target: expected a models.base.Target, got {type(target).__name__} without {missing}"
-        )
-
-
-def _check_head(head: LoadedHead, target: Target) -> None:
-    """What a head made for another target shows before the first token."""
-    wanted = target.feature_size(head.feature_layers)
-    if wanted and head.feature_size != wanted:
-        raise ValueError(
-            f"head: expected one for the target's features [{wanted}], got [{head.feature_size}]"
-        )
-    ids = head.draft_to_target
-    last = head.draft_vocab_size - 1 if ids is None else int(ids.max())
-    if last >= target.vocab_size:
-        raise ValueError(f"head: expected token ids below the target's {target.vocab_size}, got {last}")
-
-
-def _check_shape(levels: int, top_k: int, max_nodes: int) -> None:
-    if not 1 <= top_k <= 32:
-        raise ValueError(f"draft_top_k: expected 1 to 32, got {top_k}")
-    if levels < 1 or (levels > 31 and top_k > 1):
-        raise ValueError(f"levels: expected 1 to 31 (more for draft_top_k = 1), got {levels}")
-    if not 1 <= max_nodes <= 256:
-        raise ValueError(f"max_nodes: expected 1 to 256, got {max_nodes}")
-    if (candidates := top_k + (levels - 1) * top_k**2) > 8192:
-        raise ValueError(
-            f"levels, draft_top_k: expected K + (levels - 1) K^2 of at most 8192, got {candidates}"
-        )

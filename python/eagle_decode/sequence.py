@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -32,8 +32,8 @@ class Result:
         tokenizer.
     logprobs: one per token, or None if not asked for. top_logprobs: of each token the n best at its place, or
         None.
-    finish_reason: "stop" (stop_reason: the token id or the string) or "length" (the budget or the context
-        ended).
+    finish_reason: "stop" (stop_reason: the token id or the string), "length" (the budget or the context
+        ended), "cancelled" (Stream.cancel), or None: not ended.
     """
 
     prompt: int  # index among the prompts
@@ -41,7 +41,7 @@ class Result:
     tokens: list[int]
     text: str | None
     logprobs: list[float] | None
-    finish_reason: str
+    finish_reason: str | None
     stop_reason: int | str | None
     metrics: Metrics
     top_logprobs: list[TopLogprobs] | None = None
@@ -78,6 +78,7 @@ class Request:
     text: str = ""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cancelled: bool = False  # ends with the next cycle
 
     @property
     def remaining(self) -> int:
@@ -118,15 +119,20 @@ class Request:
             self.top_logprobs += kept_top
         return Chunk(self.index, tokens, text, accepted, kept_logprobs, self.finish_reason, kept_top)
 
+    def end(self, reason: str) -> Chunk:
+        """Ends the request without another token; text that was held back comes out."""
+        self.finish_reason = reason
+        return self.commit([], [], 0, 0)
+
     def result(self) -> Result:
-        """The finished request."""
+        """What the request has produced so far."""
         return Result(
             prompt=self.prompt_index,
             sample=self.sample,
             tokens=self.tokens,
             text=None if self.stream is None else self.text,
             logprobs=self.logprobs if self.params.logprobs else None,
-            finish_reason=self.finish_reason or "length",
+            finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             metrics=self.metrics,
             top_logprobs=self.top_logprobs if self.params.top_logprobs else None,
@@ -138,7 +144,7 @@ class Emitted(NamedTuple):
 
     tokens: list[int]
     log_probs: list[float]
-    flagged: bool  # the logits behind a token held no number
+    num_sound: int  # tokens before the first for which the logits held no number
     num_accepted: int
     finished: int  # 0 no, 1 stop token, 2 length
     num_nodes: int
@@ -171,20 +177,20 @@ class Batch:
     )  # fmt: skip
 
     def __init__(
-        self, capacity: int, *, max_nodes: int, max_path: int, num_stop_tokens: int, feature_size: int,
+        self, capacity: int, *, max_nodes: int, max_path: int, vocab_size: int, feature_size: int,
         dtype: torch.dtype, device: torch.device,
     ):  # fmt: skip
         def new(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.requests: list[Request] = []
-        self.device = device
+        self.device, self._max_nodes, self._vocab_size = device, max_nodes, vocab_size
         self._whole = {
             "seq_lens": new(capacity),
             "next_tokens": new(capacity),
             "new_seq_lens": new(capacity),
             "budget": new(capacity),
-            "stop_tokens": new(capacity, num_stop_tokens),
+            "stop_tokens": new(capacity, 1),
             "temperature": new(capacity, dtype=torch.float32),
             "top_k": new(capacity),
             "top_p": new(capacity, dtype=torch.float32),
@@ -267,7 +273,7 @@ class Batch:
         for i, token in enumerate(sorted(request.stop_tokens)):
             self.stop_tokens[row, i] = token
         if self.constraints is not None:
-            self.constraints.put(row, request.prompt, params)
+            self.constraints.put(row, request.prompt, request.tokens, params)
 
     def remove(self, row: int) -> int | None:
         """Drops `row`. The last row takes its place; returns the row that it came from, None if nothing
@@ -302,19 +308,29 @@ class Batch:
                 start = rows.stop
         return self._groups
 
-    def constrain(self, params: Sequence[SamplingParams], vocab_size: int, max_nodes: int) -> None:
-        """Makes room for what the requests to come ask for beyond temperature and its limits, if anything."""
-        self.num_top = max((one.top_logprobs for one in params), default=0)
-        if self.num_top:  # the n best at every node: tokens, and bits of the log-probabilities
-            shape = (2, self._plane, self.num_top)
-            self._top = torch.zeros(shape, dtype=torch.int32, device=self.device)
+    def make_room(self, coming: Iterable[Request]) -> None:
+        """Makes room for all that requests to come ask for beyond temperature and its limits, if anything.
+        Rows keep what they hold."""
+        requests = [*self.requests, *coming]
+        params = [request.params for request in requests]
+        stop_tokens = self._whole["stop_tokens"]
+        more = max(len(request.stop_tokens) for request in requests) - stop_tokens.shape[1]
+        if more > 0:
+            self._whole["stop_tokens"] = torch.nn.functional.pad(stop_tokens, (0, more), value=-1)
+        num_top = max(one.top_logprobs for one in params)
+        if num_top > self.num_top:  # the n best at every node: tokens, and bits of the log-probabilities
+            shape = (2, self._plane, num_top)
+            self.num_top, self._top = num_top, torch.zeros(shape, dtype=torch.int32, device=self.device)
             self._views.clear()
-            self._resize(len(self.requests))
+        self.constraints = None
         if Constraints.needed(params):
             self.constraints = Constraints(
-                self._capacity, params, vocab_size=vocab_size, max_nodes=max_nodes,
+                self._capacity, params, vocab_size=self._vocab_size, max_nodes=self._max_nodes,
                 stop_tokens=self._whole["stop_tokens"],
             )  # fmt: skip
+            for row, request in enumerate(self.requests):
+                self.constraints.put(row, request.prompt, request.tokens, request.params)
+        self._resize(len(self.requests))
 
     def outputs(self, rows: slice, logprobs: bool) -> Sampled:
         """Where sample_tokens writes the choices of these rows."""
@@ -354,8 +370,8 @@ class Batch:
             if top is not None:
                 ids, values = top[0, at].tolist(), top[1, at].view(np.float32).tolist()
                 best = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
-            flagged = bool(flags.any())
+            num_sound = int(flags.argmax()) if flags.any() else len(flags)
             emitted.append(
-                Emitted(tokens.tolist(), log_probs, flagged, num_accepted, finished, num_nodes, best)
+                Emitted(tokens.tolist(), log_probs, num_sound, num_accepted, finished, num_nodes, best)
             )
         return emitted
