@@ -303,6 +303,9 @@ def test_nothing_is_made_where_nothing_is_asked_for(target, monkeypatch):
         ({"top_logprobs": 33}, "top_logprobs: expected an integer from 0 to 32, got 33"),
         ({"temperature": -1}, "temperature: expected a finite number >= 0, got -1.0"),
         ({"temperature": math.nan}, "temperature: expected a finite number, got nan"),
+        ({"temperature": 1e39}, "temperature: expected a number that float32 holds, got 1e+39"),
+        ({"logit_bias": {1: -1e39}}, "logit_bias: expected a number that float32 holds, got -1e+39"),
+        ({"repetition_penalty": 1e-46}, "repetition_penalty: expected a number > 0, got 1e-46"),
     ],
 )
 def test_values_out_of_range_raise_at_once(options, message):
@@ -325,6 +328,14 @@ def test_ids_are_checked_against_the_vocabulary(target):
             engine.generate([1], SamplingParams(**{name: value}))
     with pytest.raises(ValueError, match="^banned_tokens: expected fewer than the vocabulary's 97, got all$"):
         engine.generate([1], SamplingParams(banned_tokens=range(97)))
+    nothing = [
+        {"allowed_tokens": [3, 4], "banned_tokens": [3], "logit_bias": {4: np.float32("-inf")}},
+        {"allowed_tokens": [3], "stop_token_ids": 3, "min_new_tokens": 1},
+        {"banned_tokens": range(96), "stop_token_ids": 96, "min_new_tokens": 1},
+    ]
+    for options in nothing:
+        with pytest.raises(ValueError, match="min_new_tokens: expected a token left, got none$"):
+            engine.generate([1], SamplingParams(**options))
     small = Engine(tiny_target(vocab_size=16, num_heads=3), max_length=50)
     with pytest.raises(ValueError, match="^top_logprobs: expected at most the vocabulary's 16, got 20$"):
         small.generate([1], SamplingParams(top_logprobs=20))

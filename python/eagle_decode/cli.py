@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -75,24 +76,26 @@ def generate(
     ],
     head: HeadOption = None,
     head_format: HeadFormatOption = None,
-    max_new_tokens: Annotated[int, typer.Option(min=0)] = 128,
-    temperature: Annotated[float, typer.Option(min=0, help="0: the most likely token")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="sample from the k most likely tokens; 0: off")] = 0,
+    max_new_tokens: Annotated[int | None, typer.Option(min=0, help="default: 128")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0: the most likely token")] = None,
+    top_k: Annotated[int | None, typer.Option(help="sample from the k most likely tokens; 0: off")] = None,
     top_p: Annotated[
-        float, typer.Option(help="sample from the smallest set of this probability; 1: off")
-    ] = 1.0,
+        float | None, typer.Option(help="sample from the smallest set of this probability; 1: off")
+    ] = None,
     min_p: Annotated[
-        float, typer.Option(help="drop tokens below this share of the best one's probability; 0: off")
-    ] = 0.0,
+        float | None, typer.Option(help="drop tokens below this share of the best one's probability; 0: off")
+    ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="above 1: avoid what prompt and answer hold; 1: off")
-    ] = 1.0,
+        float | None, typer.Option(help="above 1: avoid what prompt and answer hold; 1: off")
+    ] = None,
     presence_penalty: Annotated[float, typer.Option(help="above 0: avoid what the answer holds")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="above 0: the more, the more often it does")] = 0.0,
     logit_bias: Annotated[
         list[str] | None, typer.Option(help="ID:VALUE added to a token's logit; may be given several times")
     ] = None,
-    min_new_tokens: Annotated[int, typer.Option(min=0, help="tokens before a stop token may come")] = 0,
+    min_new_tokens: Annotated[
+        int | None, typer.Option(min=0, help="tokens before a stop token may come")
+    ] = None,
     logprobs: Annotated[
         int | None, typer.Option(min=0, max=32, help="with --json: log-probabilities, and of the N best")
     ] = None,
@@ -110,30 +113,37 @@ def generate(
     dtype: DtypeOption = "bfloat16",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document instead of text")] = False,
 ) -> None:
-    """Answers prompts. With one prompt the text streams, drafted tokens marked by colour."""
+    """Answers prompts. With one prompt the text streams, drafted tokens marked by colour.
+
+    Of sampling, what is not given is what the target's generation_config.json sets, else off: the most likely
+    token, 128 of them.
+    """
     from eagle_decode.demo import tokens_per_second
+    from eagle_decode.generation_config import set_fields
     from eagle_decode.models.tokenizer import chat_prompt
     from eagle_decode.sampling import SamplingParams
     from eagle_decode.terminal import as_dict, show_stream, texts_with_progress
 
     if logprobs is not None and not as_json:
         raise ValueError("logprobs: expected --json beside it, got none")
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=[_bias(text) for text in logit_bias or ()],
-        min_new_tokens=min_new_tokens,
-        logprobs=logprobs is not None,
-        top_logprobs=logprobs or 0,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        stop=tuple(stop or ()),
-    )
+    options = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": [_bias(text) for text in logit_bias or ()],
+        "min_new_tokens": min_new_tokens,
+        "logprobs": logprobs is not None,
+        "top_logprobs": logprobs or 0,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "stop": stop,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    SamplingParams(**{"max_new_tokens": None} | given)  # faults show before anything is loaded
     texts = [sys.stdin.read() if text == "-" else text for text in prompt]
     for text in texts:
         if not text.strip():
@@ -150,6 +160,9 @@ def generate(
         top_k_draft=top_k_draft,
         max_batch=min(4, len(texts)),
     )
+    sampling = replace(engine.default_sampling, **given)
+    if taken := set_fields(engine.default_sampling, given):
+        notes.print(f"note: generation_config.json sets {taken}", style="dim", markup=False, highlight=False)
     prompts = [chat_prompt(engine.tokenizer, text) if chat else text for text in texts]
     if as_json:
         results = engine.generate(prompts, sampling, speculate=speculate)

@@ -20,6 +20,7 @@ from eagle_cuda.tree import DraftTree
 from eagle_cuda.verify import Accepted, verify
 from eagle_decode.checks import check_head, check_shape, check_target
 from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
+from eagle_decode.generation_config import default_sampling
 from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.metrics import Clock, Metrics
 from eagle_decode.models.base import KVCache, Target
@@ -44,7 +45,9 @@ class Engine:
     observer: called after each cycle, and after each prompt, with (batch, rows, tree, logits) while they are
         unchanged; for tests and tools.
 
-    `metrics` sums over everything generated so far. One thread, and one `generate` or `stream` at a time.
+    `metrics` sums over everything generated so far. `default_sampling` is what the checkpoint's
+    generation_config.json asks for; `dataclasses.replace(engine.default_sampling, seed=1)` changes a field.
+    One thread, and one `generate` or `stream` at a time.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Engine:
         # Behind the last committed token stand the nodes of a tree, however near the end of the context.
         self._cache = target.new_cache(max_batch, max_length + self._max_nodes)
         self._caches: dict[int, list[KVCache]] = {}
+        self.default_sampling = default_sampling(target.config.get("generation_config") or {})
         self._end_ids = token_ids("eos_token_id", target.config.get("eos_token_id"))
         self._busy = self._warned = False
 
@@ -114,7 +118,7 @@ class Engine:
         """Continues every prompt, text or token ids. Results come in the order of prompts and, for n > 1, of
         samples.
 
-        sampling: for all prompts, or one per prompt; default SamplingParams().
+        sampling: for all prompts, or one per prompt; default: `default_sampling`.
         speculate: False decodes plainly through the same kernels, with the same tokens. Without a drafter
             decoding is plain; the metrics say so.
         Raises ValueError for empty prompts, ids outside the vocabulary, prompts longer than the context, and
@@ -358,7 +362,7 @@ class Engine:
     ) -> list[Request]:
         return make_requests(
             prompts,
-            sampling,
+            self.default_sampling if sampling is None else sampling,
             tokenizer=self.tokenizer,
             vocab_size=self.target.vocab_size,
             max_length=self.max_length,

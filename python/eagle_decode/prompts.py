@@ -15,7 +15,7 @@ Prompt = str | Sequence[int]
 
 def make_requests(
     prompts: Any,
-    sampling: SamplingParams | Sequence[SamplingParams] | None,
+    sampling: SamplingParams | Sequence[SamplingParams],
     *,
     tokenizer: Any,
     vocab_size: int,
@@ -30,8 +30,8 @@ def make_requests(
         raise ValueError(f"prompts: expected text or token ids, or a list of them, got {prompts!r:.80}")
     if isinstance(prompts, str) or (len(prompts) and not hasattr(prompts[0], "__len__")):
         prompts = [prompts]
-    if sampling is None or isinstance(sampling, SamplingParams):
-        sampling = [sampling or SamplingParams()] * len(prompts)
+    if isinstance(sampling, SamplingParams):
+        sampling = [sampling] * len(prompts)
     if not isinstance(sampling, Sequence) or not all(isinstance(one, SamplingParams) for one in sampling):
         raise ValueError(f"sampling: expected SamplingParams or a list of them, got {sampling!r:.80}")
     if len(sampling) != len(prompts):
@@ -41,7 +41,8 @@ def make_requests(
     requests: list[Request] = []
     for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
         tokens = _tokens(f"prompts[{index}]", prompt, tokenizer, vocab_size, max_length)
-        params.check_vocabulary(vocab_size)
+        stop_tokens = frozenset(params.stop_token_ids + (() if params.ignore_eos else end_ids))
+        params.check_vocabulary(vocab_size, stop_tokens)
         if params.stop and tokenizer is None:
             raise ValueError("stop: stop strings need a tokenizer, and the engine has none")
         room = max_length - len(tokens)
@@ -54,7 +55,7 @@ def make_requests(
                     prompt=tokens,
                     params=params.sample(sample),
                     budget=room if params.max_new_tokens is None else min(room, params.max_new_tokens),
-                    stop_tokens=frozenset(params.stop_token_ids + (() if params.ignore_eos else end_ids)),
+                    stop_tokens=stop_tokens,
                     stream=None if tokenizer is None else TextStream(tokenizer, params.stop),
                     metrics=Metrics(speculative, requests=1, prompt_tokens=len(tokens)),
                 )

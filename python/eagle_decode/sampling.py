@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 MOST_TOP_LOGPROBS = 32
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class LogitsMask(Protocol):
@@ -30,7 +31,7 @@ class SamplingParams:
     same fields.
 
     temperature: 0 takes the most likely token (ties: the lowest id); below 1e-5 counts as 0.
-    top_k: the k most likely tokens stay; 0 or -1: off. top_p: in (0, 1]; 1: off. min_p: in [0, 1); 0: off.
+    top_k: the k most likely tokens stay; 0 or -1: off. top_p: in (0, 1]; 1: off. min_p: in [0, 1]; 0: off.
     seed: any integer of 64 bits. (seed, position) decides the noise, so a request's tokens do not depend on
         the batch.
     max_new_tokens: None: until the context ends; 0: nothing is generated.
@@ -86,7 +87,7 @@ class SamplingParams:
         put("min_p", _number("min_p", self.min_p))
         _check(self.temperature >= 0, "temperature", "a finite number >= 0", self.temperature)
         _check(0 < self.top_p <= 1, "top_p", "a number in (0, 1]", self.top_p)
-        _check(0 <= self.min_p < 1, "min_p", "a number in [0, 1)", self.min_p)
+        _check(0 <= self.min_p <= 1, "min_p", "a number in [0, 1]", self.min_p)
         put("top_k", integer("top_k", self.top_k))
         _check(-1 <= self.top_k < 2**31, "top_k", "an integer of 32 bits >= 0, or -1 for off", self.top_k)
         put("seed", integer("seed", self.seed))
@@ -110,7 +111,8 @@ class SamplingParams:
     def _check_constraints(self, put: Any) -> None:
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
             put(name, _number(name, getattr(self, name)))
-        _check(self.repetition_penalty > 0, "repetition_penalty", "a number > 0", self.repetition_penalty)
+        positive = np.float32(self.repetition_penalty) > 0  # what rounds to 0 would be no penalty at all
+        _check(positive, "repetition_penalty", "a number > 0", self.repetition_penalty)
         put("logit_bias", _bias(self.logit_bias))
         put("min_new_tokens", integer("min_new_tokens", self.min_new_tokens))
         most = math.inf if self.max_new_tokens is None else self.max_new_tokens
@@ -131,8 +133,9 @@ class SamplingParams:
         expected = f"an integer from 0 to {MOST_TOP_LOGPROBS}"
         _check(0 <= self.top_logprobs <= MOST_TOP_LOGPROBS, "top_logprobs", expected, self.top_logprobs)
 
-    def check_vocabulary(self, size: int) -> None:
-        """Raises ValueError for token ids that a target of `size` tokens does not have."""
+    def check_vocabulary(self, size: int, stop_tokens: Iterable[int] = ()) -> None:
+        """Raises ValueError for token ids that a target of `size` tokens does not have, and where no token is
+        left that may be said. stop_tokens: all that end the request."""
         for name, ids in {
             "logit_bias": [token for token, _ in self.logit_bias],
             "allowed_tokens": self.allowed_tokens or (),
@@ -142,6 +145,14 @@ class SamplingParams:
                 _check(token < size, name, f"token ids below the vocabulary's {size}", token)
         if len(set(self.banned_tokens)) == size:
             raise ValueError(f"banned_tokens: expected fewer than the vocabulary's {size}, got all")
+        banned = {*self.banned_tokens, *(token for token, bias in self.logit_bias if bias == -math.inf)}
+        if self.min_new_tokens:
+            banned |= set(stop_tokens)
+        allowed = range(size) if self.allowed_tokens is None else self.allowed_tokens
+        if banned.issuperset(allowed):
+            raise ValueError(
+                "allowed_tokens, banned_tokens, logit_bias, min_new_tokens: expected a token left, got none"
+            )
         expected = f"at most the vocabulary's {size}"
         _check(self.top_logprobs <= size, "top_logprobs", expected, self.top_logprobs)
 
@@ -197,7 +208,7 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ValueError(f"logit_bias: expected a mapping from token ids to numbers, got {value!r}")
         (token,) = token_ids("logit_bias", pair[0])
-        banned = isinstance(pair[1], float) and pair[1] == -math.inf
+        banned = isinstance(pair[1], (float, np.floating)) and pair[1] == -math.inf
         bias[token] = -math.inf if banned else _number("logit_bias", pair[1])
     return tuple(sorted(bias.items()))
 
@@ -209,6 +220,7 @@ def _number(name: str, value: Any) -> float:
         number = math.nan
     if isinstance(value, (bool, str)) or not math.isfinite(number):
         raise ValueError(f"{name}: expected a finite number, got {value!r}")
+    _check(abs(number) <= _LARGEST, name, "a number that float32 holds", value)
     return number
 
 

@@ -48,10 +48,9 @@ class Checkpoint:
         `rope_scaling` (None or a dict with `rope_type` linear, llama3 or yarn and its numbers),
         `max_position_embeddings`, `tie_word_embeddings`, `sliding_window` (int or None), `layer_types` (per
         layer `full_attention` or `sliding_attention`), `bos_token_id` (int or None), `eos_token_id` (list of
-        int, maybe empty).
+        int, maybe empty), `generation_config` (dict, maybe empty).
     tensors: read-only mapping from Hugging Face names to CPU tensors of `dtype`; each access reads anew. A
-        tied checkpoint may lack `lm_head.weight`: use `lm_head`. Biases and q/k norms appear exactly where
-        stored.
+        tied checkpoint may lack `lm_head.weight`: use `lm_head`. Biases and q/k norms are there where stored.
     source: the folder or file that was read.
     """
 
@@ -214,8 +213,8 @@ class _SafetensorsFolder(_StoredTensors):
 def _load_folder(folder: Path, dtype: torch.dtype | None) -> Checkpoint:
     raw = json.loads((folder / "config.json").read_text())
     if (generation := folder / "generation_config.json").is_file():
-        stop = json.loads(generation.read_text()).get("eos_token_id")
-        raw["eos_token_id"] = _as_list(raw.get("eos_token_id")) + _as_list(stop)
+        raw["generation_config"] = given = json.loads(generation.read_text())
+        raw["eos_token_id"] = _as_list(raw.get("eos_token_id")) + _as_list(given.get("eos_token_id"))
     config = complete_config(raw, folder)
     return Checkpoint(config, _SafetensorsFolder(folder, dtype), folder)
 
@@ -237,6 +236,7 @@ def complete_config(raw: Mapping[str, Any], source: str | Path) -> dict[str, Any
     config["max_position_embeddings"] = raw.get("max_position_embeddings", 2048)
     config["tie_word_embeddings"] = raw.get("tie_word_embeddings", False)
     config["bos_token_id"] = raw.get("bos_token_id")
+    config["generation_config"] = raw.get("generation_config") or {}
     config["eos_token_id"] = sorted(set(_as_list(raw.get("eos_token_id"))))
 
     # Newer transformers write one `rope_parameters`, older ones `rope_theta` beside `rope_scaling`.
