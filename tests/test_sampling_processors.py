@@ -337,6 +337,15 @@ def processors():
             processed(hf.SuppressTokensLogitsProcessor([3, 9, 20])),
             {"state": SamplingState(token_mask=pack_mask(mask))},
         ),
+        "allowed": (
+            processed(hf.PrefixConstrainedLogitsProcessor(lambda *_: [3, 9, 20], 1)),
+            {"state": SamplingState(token_mask=~pack_mask(mask))},
+        ),
+        "bad words": (
+            processed(hf.NoBadWordsLogitsProcessor([[3], [9], [20]])),
+            {"state": SamplingState(token_mask=pack_mask(mask))},
+        ),
+        "min-p": (processed(hf.MinPLogitsWarper(0.2)), {"min_p": torch.tensor([0.2])}),
         "bias": (
             processed(hf.SequenceBiasLogitsProcessor([[[4], 2.5], [[5], -3.0]])),
             {"state": SamplingState(bias_tokens=int32([[4, 5]]), bias_values=torch.tensor([[2.5, -3.0]]))},
@@ -383,8 +392,8 @@ def processors():
     }
 
 
-NAMES = ["repetition", "suppress", "bias", "min new tokens", "temperature, top-k", "top-p"]
-NAMES += ["top-k, top-p, min-p", "all"]
+NAMES = ["repetition", "suppress", "allowed", "bad words", "bias", "min new tokens", "temperature, top-k"]
+NAMES += ["top-p", "min-p", "top-k, top-p, min-p", "all"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -403,3 +412,29 @@ def test_equal_to_transformers(name):
         plain = row.double().numpy() + naive.gumbel(i, 4, 60)
         differing += token != int(np.argmax(plain))
     assert differing >= 3, "the processor changed nothing: the test says nothing"
+
+
+@pytest.mark.op("sample_tokens")
+def test_a_repetition_penalty_along_a_tree_is_transformers_on_the_path():
+    """Each node's scores are what transformers' processor makes of prompt, output and the node's own path,
+    tokens that repeat on it included."""
+    hf = pytest.importorskip("transformers.generation.logits_process")
+    processor, vocab = hf.RepetitionPenaltyLogitsProcessor(1.7), 30
+    prompt, output = [3, 5, 5], [9, 5]
+    tokens = [5, 3, 7, 7, 12, 7, 9, 12]
+    parents = [-1, 0, 0, 1, 3, 3, 2, 4]
+    tree = tree_from_parents([tokens], [parents])
+    state = SamplingState(
+        prompt_counts=counts(prompt, vocab), output_counts=counts(output, vocab),
+        repetition_penalty=torch.tensor([1.7]),
+    )  # fmt: skip
+    logits = torch.randn(20, len(tokens), vocab, generator=torch.Generator().manual_seed(3)) * 2
+    differing = 0
+    for rows in logits:
+        chosen = greedy(rows, tree=tree, state=state).tokens[0].tolist()
+        for node, row in enumerate(rows):
+            path = naive.output_at(node, tokens, parents)
+            scores = processor(torch.tensor([prompt + output + path]), row[None].clone())[0]
+            assert chosen[node] == int(scores.argmax())
+            differing += chosen[node] != int(row.argmax())
+    assert differing > 10
