@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +65,9 @@ def test_sampling_is_sampling_params(target, sampling):
 def test_stop_strings_are_text(stop):
     with pytest.raises(ValueError, match="stop: expected non-empty strings, got"):
         SamplingParams(stop=stop)
+
+
+def test_the_documentation_names_every_field():
+    text = (Path(__file__).resolve().parent.parent / "docs" / "sampling.md").read_text()
+    for field in dataclasses.fields(SamplingParams):
+        assert f"`{field.name}`" in text or f"`{field.name}=" in text, field.name
