@@ -303,6 +303,8 @@ def test_nothing_is_made_where_nothing_is_asked_for(target, monkeypatch):
         ({"top_logprobs": 33}, "top_logprobs: expected an integer from 0 to 32, got 33"),
         ({"temperature": -1}, "temperature: expected a finite number >= 0, got -1.0"),
         ({"temperature": math.nan}, "temperature: expected a finite number, got nan"),
+        ({"logprobs": 5}, "logprobs: expected True or False, got 5"),
+        ({"ignore_eos": "no"}, "ignore_eos: expected True or False, got 'no'"),
         ({"temperature": 1e39}, "temperature: expected a number that float32 holds, got 1e+39"),
         ({"logit_bias": {1: -1e39}}, "logit_bias: expected a number that float32 holds, got -1e+39"),
         ({"repetition_penalty": 1e-46}, "repetition_penalty: expected a number > 0, got 1e-46"),

@@ -92,6 +92,9 @@ class SamplingParams:
         _check(-1 <= self.top_k < 2**31, "top_k", "an integer of 32 bits >= 0, or -1 for off", self.top_k)
         put("seed", integer("seed", self.seed))
         _check(-(2**63) <= self.seed < 2**64, "seed", "an integer of 64 bits", self.seed)
+        for name in ("ignore_eos", "logprobs"):  # a number of logprobs is top_logprobs
+            value = getattr(self, name)
+            _check(isinstance(value, (bool, np.bool_)), name, "True or False", value)
         put("n", integer("n", self.n))
         _check(self.n >= 1, "n", "an integer >= 1", self.n)
         if self.max_new_tokens is not None:
