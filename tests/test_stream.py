@@ -143,13 +143,15 @@ def test_a_neighbour_is_cancelled_between_the_chunks_of_a_cycle():
     stream = engine.stream([[7], [8]], sampling)
     assert [next(stream).request for _ in range(3)] == [0, 1, 0]
     assert stream.cancel(1)
-    chunk = next(stream)
+    chunk, early = next(stream), stream.results[0]
     assert (chunk.request, chunk.finish_reason) == (1, None)
     assert chunk.tokens
     chunk = next(stream)
     assert (chunk.request, chunk.tokens, chunk.finish_reason) == (1, [], "cancelled")
     list(stream)
     assert stream.results[0].tokens == SCRIPTS[7][:30]
+    assert early.tokens == SCRIPTS[7][: early.metrics.tokens]  # a result is of when it was asked for
+    assert (early.metrics.cycles, early.finish_reason) == (1, None)
 
     class Whole(ChainOfTruth):
         def _next_depth(self, index):

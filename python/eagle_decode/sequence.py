@@ -125,17 +125,19 @@ class Request:
         return self.commit([], [], 0, 0)
 
     def result(self) -> Result:
-        """What the request has produced so far."""
+        """What the request has produced so far; it does not grow with the request."""
+        metrics = Metrics()
+        metrics.add(self.metrics)
         return Result(
             prompt=self.prompt_index,
             sample=self.sample,
-            tokens=self.tokens,
+            tokens=[*self.tokens],
             text=None if self.stream is None else self.text,
-            logprobs=self.logprobs if self.params.logprobs else None,
+            logprobs=[*self.logprobs] if self.params.logprobs else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            metrics=self.metrics,
-            top_logprobs=self.top_logprobs if self.params.top_logprobs else None,
+            metrics=metrics,
+            top_logprobs=[*self.top_logprobs] if self.params.top_logprobs else None,
         )
 
 
