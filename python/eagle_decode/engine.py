@@ -146,10 +146,11 @@ class Engine:
 
     def _run(self, queue: Queue, speculate: bool) -> Iterator[Chunk]:
         if self._busy:
+            queue.closed = True
             raise RuntimeError("the engine is already generating; finish or close the other stream first")
-        self._busy = True
         drafter = self.drafter if speculate and self.drafter is not None else self._plain
         batch, waiting = self._new_batch(drafter), deque[Request]()
+        self._busy = True
         try:
             while queue or waiting or batch.requests:
                 joining, cancelled = queue.take()
