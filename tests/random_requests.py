@@ -54,7 +54,7 @@ def random_params(drawn: random.Random, vocab: int) -> SamplingParams:
         "frequency_penalty": (0.3, drawn.choice([-0.3, 0.4, 1.5])),
         "logit_bias": (0.3, {token: drawn.choice([-math.inf, -3, 2.5, 10]) for token in some(5)}),
         "banned_tokens": (0.3, some(8)),
-        "logits_mask": (0.2, _without_one(drawn.randint(1, 9), vocab)),
+        "logits_mask": (0.2, without_one(drawn.randint(1, 9), vocab)),
         "stop_token_ids": (0.4, some(4)),
         "ignore_eos": (0.2, True),
         "min_new_tokens": (0.3, drawn.randint(0, 10 if most is None else min(most, 10))),
@@ -72,8 +72,8 @@ def random_params(drawn: random.Random, vocab: int) -> SamplingParams:
     )
 
 
-def _without_one(factor: int, vocab: int):
-    """A mask that bans one token, which depends on what was said."""
+def without_one(factor: int, vocab: int):
+    """A mask that bans one token, which depends on what was said before it."""
 
     def mask(tokens: list[int], words: np.ndarray) -> None:
         if tokens:

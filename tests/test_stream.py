@@ -10,7 +10,7 @@ import pytest
 
 from eagle_decode import Engine, SamplingParams
 from oracle_drafter import ChainOfTruth, OracleDrafter, scripted_engine
-from random_requests import outcome, random_batch
+from random_requests import outcome, random_batch, without_one
 from scripted_target import ScriptedTarget
 from tiny_models import ByteTokenizer, tiny_head, tiny_target
 
@@ -211,15 +211,13 @@ def test_another_thread_may_cancel(target):
 def test_requests_join_with_what_nobody_asked_for_before(target, heads):
     """Room for stop tokens, biases, penalties, masks and the n best is made while others run, whose counts of
     what they said stay."""
-    from test_constraints import no_two_in_a_row
-
     sets = [
         {},
         {"frequency_penalty": 1.3, "temperature": 0.9},
         {"stop_token_ids": range(8, 20), "min_new_tokens": 30},
         {"logit_bias": {3: 1.0}, "logprobs": False},
         {"logit_bias": {4: 1.0, 6: -3.0, 8: 2.0}, "top_k": 9, "top_p": 0.8, "top_k_top_p": "joint"},
-        {"logits_mask": no_two_in_a_row, "top_logprobs": 4},
+        {"logits_mask": without_one(3, VOCAB), "top_logprobs": 4},
         {"repetition_penalty": 1.2, "banned_tokens": [5], "top_logprobs": 2},
         {"max_new_tokens": 0},
     ]
