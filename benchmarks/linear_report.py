@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from ceilings import Ceilings
@@ -107,4 +108,15 @@ def aims(rows: Sequence[Row]) -> list[str]:
         reached = sum(share >= AIM_SHARE for share in large.values())
         outcome = f"{reached} of {len(large)} cases; least {large[least]:.0%} ({least})"
     text = f"aim: linear at {AIM_SHARE:.0%} of the read ceiling from {LARGE / 1e6:.0f} MB of weights up, "
-    return [*found, f"{text}where bytes set the floor: {outcome}"]
+    found.append(f"{text}where bytes set the floor: {outcome}")
+    ratios = {
+        case: row["arms"]["cuBLAS"]["times_ours"]
+        for case, row in timed.items()
+        if case.format == "bf16" and "times_ours" in row["arms"].get("cuBLAS", {})
+    }
+    if ratios:
+        least = min(ratios, key=lambda case: ratios[case])
+        mean = statistics.geometric_mean(ratios.values())
+        found.append(f"cuBLAS, bf16: {mean:.2f} times as long (geometric mean of {len(ratios)} cases); least "
+                     f"{ratios[least]:.2f} ({least})")  # fmt: skip
+    return found

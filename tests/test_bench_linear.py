@@ -226,11 +226,14 @@ def test_aims_are_told(small, capsys):
     for row, us in zip(rows, (65.0, 30.0)):
         seconds = us * 1e-6
         row["arms"] = {OURS: {"microseconds": us, "min_microseconds": us, "max_microseconds": us}}
+        row["arms"]["cuBLAS"] = {"times_ours": us / 30}
         row |= {"share_of_read": row["bytes"] / seconds / 4.8e12, "share_of_floor": 1.0}
     assert linear_report.aims(rows) == [
         "aim: lm_head_topk llama8b lm_head bf16 M=10 in 66 us: 65.0 us, reached",
         "aim: linear at 90% of the read ceiling from 100 MB of weights up, where bytes set the floor: 0 of 1 "
         "cases; least 82% (linear llama8b down bf16 M=8)",
+        "cuBLAS, bf16: 1.47 times as long (geometric mean of 2 cases); least 1.00 (linear llama8b down bf16 "
+        "M=8)",
     ]
 
 
