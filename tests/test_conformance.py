@@ -1,4 +1,4 @@
-"""The wrappers of csrc/cuda/device/ptx.cuh and what CUDA C++ offers beside them: under the emulator they do
+"""The wrappers of csrc/cuda/device/ptx*.cuh and what CUDA C++ offers beside them: under the emulator they do
 what plain C++ does, and nvcc takes the same file. `make gpu-check` runs it on a GPU and compares the two."""
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def test_every_wrapper_has_a_case():
     wrappers = set(
         re.findall(
             r"^__device__ __forceinline__ [\w&]+ (\w+)\(",
-            (ROOT / "csrc/cuda/device/ptx.cuh").read_text(),
+            "".join(path.read_text() for path in (ROOT / "csrc/cuda/device").glob("ptx*.cuh")),
             re.M,
         )
     )
-    assert {"load", "store", "shared_memory", "load_acquire"} <= wrappers
+    assert {"load", "store", "shared_memory", "load_acquire", "load_matrices"} <= wrappers
     wrappers.remove("shared_address")  # the wrappers' own
     text = "".join((GPU / f"{name}_conformance.cu").read_text() for name in ("ptx", "bulk", "grid", "matrix"))
     used = set(re.findall(r"\b(\w+)(?:<[^;()]*>)?\(", text))

@@ -56,6 +56,7 @@ SYSTEM = {
     "csrc/bindings": {"pybind11/pybind11.h", "pybind11/stl.h", "cxxabi.h", "unistd.h"},
 }
 INTRINSICS = re.compile(r"_(avx2|avx512|avx512_bf16)\.(cpp|h)$")
+PTX = ("csrc/cuda/device/ptx.cuh", "csrc/cuda/device/ptx_matrix.cuh")
 
 
 def includes(path: Path) -> list[tuple[str, str]]:
@@ -89,7 +90,7 @@ def test_preprocessor(path):
         "csrc/common/numeric.h",
         "csrc/cpu/isa.cpp",
         "csrc/cpu/parallel.cpp",
-        "csrc/cuda/device/ptx.cuh",
+        *PTX,
     }
     text = path.read_text()
     if short(path) not in allowed:
@@ -126,10 +127,10 @@ def test_kernels_are_plain_cuda(path):
     """What a host compiler under the emulator can take as it is; see csrc/cuda/device/ptx.cuh."""
     text = code(path)
     assert "<<<" not in text, f"{short(path)}: launch kernels by cuda/launch.h"
-    if path.name == "ptx.cuh":
+    if short(path) in PTX:
         return
     for word, instead in {
-        r"\basm\b": "inline PTX stands in device/ptx.cuh",
+        r"\basm\b": "inline PTX stands in device/ptx*.cuh",
         r"\b__shared__\b": "shared memory comes from shared_memory<SharedMemory>()",
         r"\b__ldg\b": "global memory is read by load_read_only",
         r"\bprintf\b": "kernels do not print",
@@ -139,7 +140,7 @@ def test_kernels_are_plain_cuda(path):
 
 @pytest.mark.parametrize("path", CPP, ids=short)
 def test_product_code_knows_no_emulator(path):
-    if short(path) != "csrc/cuda/device/ptx.cuh":  # where every instruction stands beside its twin
+    if short(path) not in PTX:  # where every instruction stands beside its twin
         assert "simt::" not in code(path), f"{short(path)}: the emulator stays behind CUDA's headers"
 
 

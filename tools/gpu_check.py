@@ -3,7 +3,7 @@
     python tools/gpu_check.py [--json FILE] [--build FOLDER] [--rehearse]
 
 Runs with whatever python and torch the machine has and fetches nothing: builds the module in a folder of its
-own, compares every wrapper of csrc/cuda/device/ptx.cuh with plain C++ and with its emulated twin, runs the op
+own, compares every wrapper of csrc/cuda/device with plain C++ and with its emulated twin, runs the op
 tests with --backend cuda and the ops in captured CUDA graphs, and where compute-sanitizer works, a short
 selection under it. One table at the end; exit status 1 where something failed. Without a GPU it says so and
 looks at what it can. --rehearse: the same steps with the CPU in the place of the GPU.

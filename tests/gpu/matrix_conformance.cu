@@ -4,7 +4,7 @@
 
 #include "common/numeric.h"
 #include "conformance.h"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/ptx_matrix.cuh"
 #include "cuda/launch.h"
 
 namespace conformance {

@@ -6,7 +6,7 @@
 
 #include "common/numeric.h"
 #include "conformance.h"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/ptx_matrix.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/launch.h"
 

@@ -11,6 +11,7 @@
 
 #include "common/float8.h"
 #include "cuda/attention/common_layout.cuh"
+#include "cuda/device/ptx_matrix.cuh"
 #include "cuda/device/warp.cuh"
 
 namespace eagle::cuda {

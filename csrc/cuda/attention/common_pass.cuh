@@ -11,6 +11,7 @@
 #include <cuda_runtime.h>
 
 #include "cuda/attention/common_loads.cuh"
+#include "cuda/device/ptx_matrix.cuh"
 #include "cuda/device/warp.cuh"
 
 namespace eagle::cuda {

@@ -4,7 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "common/quantize.h"
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/ptx_matrix.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/linear/products.cuh"
 

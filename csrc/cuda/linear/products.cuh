@@ -5,7 +5,7 @@
 // the order of mma's accumulator; each sum takes its products in ascending k.
 #include <cuda_runtime.h>
 
-#include "cuda/device/ptx.cuh"
+#include "cuda/device/ptx_matrix.cuh"
 #include "cuda/device/warp.cuh"
 
 namespace eagle::cuda {

@@ -1,6 +1,7 @@
 // Matrix instructions. The lane maps stand here from the thread's side, as the PTX ISA gives them (groupID,
 // threadID_in_group, register i); the emulator has them from the matrix's side.
 #include "common/numeric.h"
+#include "cuda/device/ptx_matrix.cuh"
 #include "simt/selftest/kernel.h"
 
 namespace simt::selftest {

@@ -1,6 +1,6 @@
 #pragma once
 // The emulator's face towards device code: what the emulated CUDA C++ of this folder and the twins of
-// device/ptx.cuh call. Arguments and results travel in registers, so that the instrumentation of checked
+// device/ptx*.cuh call. Arguments and results travel in registers, so that the instrumentation of checked
 // builds sees no memory here, and every function takes its caller's address as the place to report: callers
 // are always inlined.
 #include <cstddef>
