@@ -22,7 +22,7 @@ struct LaunchConfig {
 
 int multiprocessors();
 size_t shared_memory_limit();  // bytes that a block may ask for
-bool has_bulk_copies();        // copy_bulk of device/ptx.cuh: compute capability 9.0 or newer
+bool has_bulk_copies();        // copy_bulk and store_matrices: compute capability 9.0 or newer
 
 // How many blocks of the kernel the device holds at once.
 int resident_blocks(const void* kernel, unsigned block_threads, size_t shared_bytes);

@@ -1,5 +1,6 @@
-// The asynchronous copies and matrix instructions of csrc/cuda/device/ptx.cuh against plain C++, as in
-// ptx_conformance.cu. The lane maps are written down once more, from the matrix's side.
+// The asynchronous copies and matrix instructions of csrc/cuda/device (ptx.cuh, ptx_matrix.cuh) against plain
+// C++, as in ptx_conformance.cu. The lane maps are written down once more, from the matrix's side. Where a
+// device has no store_matrices, plain stores bring the same words.
 #include <cstring>
 
 #include "common/numeric.h"
@@ -93,6 +94,56 @@ void matrices_by_hand(const uint32_t* in, uint32_t* out) {
           const int half = kTransposed ? row % 2 : column % 2;
           result[((warp * 32 + holder) * 4 + matrix) * 2 + half] =
               element[(warp * 32 + (8 * matrix + row + 8) % 32) * 8 + column];
+        }
+}
+
+// ---- store_matrices: lane l names row l + 8 and brings four words, then reads row l
+
+template <bool kTransposed, bool kInstruction>
+__global__ void __launch_bounds__(32) stored_kernel(const uint32_t* in, uint32_t* out) {
+  auto& shared = shared_memory<Rows>();
+  const int lane = static_cast<int>(threadIdx.x), base = static_cast<int>(blockIdx.x) * 32;
+  const uint4 words = load(reinterpret_cast<const uint4*>(in) + base + lane);
+  if (kInstruction) {
+    void* const row = &shared.row[(lane + 8) % 32];
+    if (kTransposed)
+      store_matrices_transposed(row, words);
+    else
+      store_matrices(row, words);
+  } else {
+    const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+    for (int i = 0; i < 8; ++i) {  // half i % 2 of word i / 2
+      const int first = (i / 2 * 8 + 8) % 32, along = lane % 4 * 2 + i % 2, across = lane / 4;
+      auto* const row = reinterpret_cast<uint16_t*>(&shared.row[first + (kTransposed ? along : across)]);
+      row[kTransposed ? across : along] = static_cast<uint16_t>(word[i / 2] >> 16 * (i % 2));
+    }
+  }
+  __syncwarp();
+  store(reinterpret_cast<uint4*>(out) + base + lane, shared.row[lane]);
+}
+
+template <bool kTransposed>
+void stored(const uint32_t* in, uint32_t* out, CUstream_st* stream) {
+  const LaunchConfig config{
+      .grid = kPieces / 32, .block = 32, .stream = stream, .shared_bytes = sizeof(Rows)};
+  if (has_bulk_copies())
+    launch(stored_kernel<kTransposed, true>, config, in, out);
+  else
+    launch(stored_kernel<kTransposed, false>, config, in, out);
+}
+
+template <bool kTransposed>
+void stored_by_hand(const uint32_t* in, uint32_t* out) {
+  const auto* const fragment = reinterpret_cast<const uint16_t*>(in);
+  auto* const result = reinterpret_cast<uint16_t*>(out);
+  for (int warp = 0; warp < kPieces / 32; ++warp)
+    for (int matrix = 0; matrix < 4; ++matrix)
+      for (int row = 0; row < 8; ++row)
+        for (int column = 0; column < 8; ++column) {
+          const int holder = kTransposed ? 4 * column + row / 2 : 4 * row + column / 2;
+          const int half = kTransposed ? row % 2 : column % 2;
+          result[(warp * 32 + (8 * matrix + row + 8) % 32) * 8 + column] =
+              fragment[((warp * 32 + holder) * 4 + matrix) * 2 + half];
         }
 }
 
@@ -222,6 +273,8 @@ std::vector<Case> matrix_cases() {
       {"copy_async", copy_async_cases, copied_async},
       {"load_matrices", matrices<false>, matrices_by_hand<false>},
       {"load_matrices_transposed", matrices<true>, matrices_by_hand<true>},
+      {"store_matrices", stored<false>, stored_by_hand<false>},
+      {"store_matrices_transposed", stored<true>, stored_by_hand<true>},
       {"multiply_add bf16", product<bf16_t, false>, product_by_hand<false>},
       {"multiply_add fp16", product<half_t, false>, product_by_hand<false>},
       {"multiply_add of zeros bf16", product<bf16_t, true>, product_by_hand<true>},

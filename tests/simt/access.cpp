@@ -52,10 +52,11 @@ void touch_global(Thread& thread, const Touch& touch) {
 
 void touch_shared(Thread& thread, const Touch& touch) {
   const uint64_t offset = touch.address - reinterpret_cast<uint64_t>(thread.block->shared);
-  if (offset + touch.size > running.shared_bytes) {
+  if (offset > running.shared_bytes || touch.size > running.shared_bytes - offset) {
     // Harmless here: the buffer is as large as any block may ask for.
     complain(touch.write ? "out-of-bounds write" : "out-of-bounds read", thread, touch);
-    if (offset + touch.size > kSharedBytes + kSharedSlack) abort_launch();
+    constexpr size_t kBuffer = kSharedBytes + kSharedSlack;
+    if (offset > kBuffer || touch.size > kBuffer - offset) abort_launch();  // also what lies before it
     return;
   }
   if (touch.write) note_progress();

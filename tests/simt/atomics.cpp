@@ -3,6 +3,7 @@
 // checker.
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "simt/access.h"
 #include "simt/checker.h"
@@ -141,6 +142,18 @@ void need_whole_grid() {
     Unobserved guard;
     report("grid barrier in a launch that is not cooperative", pc, nullptr,
            "its blocks need not run at once");
+  }
+  abort_launch();
+}
+
+void need(Feature feature) {
+  constexpr int kFirst = 90;
+  if (device_model().compute_capability >= kFirst) return;
+  const void* pc = __builtin_return_address(0);
+  {
+    Unobserved guard;
+    report(feature == Feature::kBulkCopies ? "bulk copy on an older device" : "stmatrix on an older device",
+           pc, nullptr, "compute capability " + std::to_string(device_model().compute_capability));
   }
   abort_launch();
 }

@@ -19,17 +19,13 @@ namespace {
 constexpr uint64_t kGarbage = 0xdeadbeefdeadbeef;
 
 const char* name(Collective op) {
-  static constexpr const char* kNames[] = {"__shfl_sync",       "__shfl_up_sync",
-                                           "__shfl_down_sync",  "__shfl_xor_sync",
-                                           "__ballot_sync",     "__any_sync",
-                                           "__all_sync",        "__match_any_sync",
-                                           "__reduce_add_sync", "__reduce_min_sync",
-                                           "__reduce_max_sync", "__reduce_min_sync",
-                                           "__reduce_max_sync", "__reduce_and_sync",
-                                           "__reduce_or_sync",  "__reduce_xor_sync",
-                                           "__syncwarp",        "ldmatrix",
-                                           "ldmatrix.trans",    "mma.bf16",
-                                           "mma.f16",           "mma.s8"};
+  static constexpr const char* kNames[] = {
+      "__shfl_sync",       "__shfl_up_sync",    "__shfl_down_sync",  "__shfl_xor_sync",
+      "__ballot_sync",     "__any_sync",        "__all_sync",        "__match_any_sync",
+      "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
+      "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync",  "__reduce_xor_sync",
+      "__syncwarp",        "ldmatrix",          "ldmatrix.trans",    "stmatrix",
+      "stmatrix.trans",    "mma.bf16",          "mma.f16",           "mma.s8"};
   return kNames[static_cast<int>(op)];
 }
 
@@ -134,6 +130,10 @@ void execute(Warp& warp, const Gathering& g) {
     case Collective::kLoadMatrices:
     case Collective::kLoadTransposed:
       matrix::load(warp, g.arrived, g.op == Collective::kLoadTransposed);
+      break;
+    case Collective::kStoreMatrices:
+    case Collective::kStoreTransposed:
+      matrix::store(warp, g.arrived, g.op == Collective::kStoreTransposed);
       break;
     case Collective::kMultiplyBf16:
     case Collective::kMultiplyHalf:

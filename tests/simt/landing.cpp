@@ -178,18 +178,6 @@ void copy_bulk(void* to, const void* from, uint32_t bytes, void* barrier) {
   maybe_preempt();
 }
 
-void need_bulk_copies() {
-  constexpr int kFirst = 90;
-  if (device_model().compute_capability >= kFirst) return;
-  const void* pc = __builtin_return_address(0);
-  {
-    Unobserved guard;
-    report("bulk copy on an older device", pc, nullptr,
-           "compute capability " + std::to_string(device_model().compute_capability));
-  }
-  abort_launch();
-}
-
 void fence_proxy_async() {
   if (checked()) checker::fence_proxy(self());
 }

@@ -1,11 +1,10 @@
-// ldmatrix and mma.sync, from the tables of the PTX ISA ("Matrix Fragments for
-// mma.m16n8k16", "... m16n8k32" and "ldmatrix"). Written from the matrix's side (which lane and
-// register holds element i, k); selftest/matrix.cu has them from the thread's.
+// ldmatrix, stmatrix and mma.sync, from the tables of the PTX ISA ("Matrix Fragments for mma.m16n8k16", "...
+// m16n8k32", "ldmatrix" and "stmatrix"). Written from the matrix's side (which lane and register holds
+// element i, k); selftest/matrix.cu has them from the thread's.
 //
-// The numbers: exact products, their sum and the accumulator added once and
-// rounded to nearest. Hardware rounds otherwise; what kernels may rely on is in
-// it: rows and columns do not know each other, and a sum that is zero leaves
-// the accumulator as it is, -0 included.
+// The numbers: exact products, their sum and the accumulator added once and rounded to nearest. Hardware
+// rounds otherwise; what kernels may rely on is in it: rows and columns do not know each other, and a sum
+// that is zero leaves the accumulator as it is, -0 included.
 #include "simt/matrix.h"
 
 #include <cstring>
@@ -57,6 +56,21 @@ void load(Warp& warp, uint32_t lanes, bool transposed) {
       const uint16_t low = transposed ? element[i][c][r] : element[i][r][c];
       const uint16_t high = transposed ? element[i][c + 1][r] : element[i][r][c + 1];
       operands(warp, lane).c[i] = uint32_t(high) << 16 | low;
+    }
+}
+
+// The way back: element (r, k) of matrix i is in lane 4 r + k / 2, register i, half k % 2; of the transposed,
+// element (k, r).
+void store(Warp& warp, uint32_t lanes, bool transposed) {
+  if (lanes != kAllLanes) return;
+  for (int i = 0; i < 4; ++i)
+    for (int r = 0; r < 8; ++r) {
+      uint16_t row[8];
+      for (int k = 0; k < 8; ++k) {
+        const int a = transposed ? k : r, b = transposed ? r : k;
+        row[k] = uint16_t(operands(warp, 4 * a + b / 2).c[i] >> 16 * (b % 2));
+      }
+      std::memcpy(operands(warp, 8 * i + r).row, row, sizeof row);
     }
 }
 
@@ -116,12 +130,26 @@ Bits load_matrices(const void* row, bool transposed) {
   require_aligned(me, touch);
   touch_shared(me, touch);
   log_access(me, {touch.address, pc, 16, false, true});
-  matrix::Operands operands{row, {}, {}, {}};
+  matrix::Operands operands{const_cast<void*>(row), {}, {}, {}};
   collective_at(transposed ? Collective::kLoadTransposed : Collective::kLoadMatrices, kAllLanes,
                 reinterpret_cast<uint64_t>(&operands), 0, 32, pc);
   Bits result;
   std::memcpy(&result, operands.c, sizeof result);
   return result;
+}
+
+// Counted and checked as a write of whoever names the row.
+void store_matrices(void* row, Bits x, bool transposed) {
+  Thread& me = self();
+  const void* pc = __builtin_return_address(0);
+  const Touch touch{reinterpret_cast<uint64_t>(row), 16, true, false, pc};
+  require_aligned(me, touch);
+  touch_shared(me, touch);
+  log_access(me, {touch.address, pc, 16, true, true});
+  matrix::Operands operands{row, {}, {}, {}};
+  std::memcpy(operands.c, &x, sizeof x);
+  collective_at(transposed ? Collective::kStoreTransposed : Collective::kStoreMatrices, kAllLanes,
+                reinterpret_cast<uint64_t>(&operands), 0, 32, pc);
 }
 
 namespace {

@@ -246,7 +246,7 @@ __forceinline__ void mbarrier_init(Mbarrier* barrier, uint32_t arrivals) {
 __forceinline__ void mbarrier_init_fence() { simt::fence_proxy_async(); }
 __forceinline__ void mbarrier_arrive(Mbarrier* barrier) { simt::mbarrier_arrive(barrier, 0); }
 __forceinline__ void mbarrier_arrive_expect(Mbarrier* barrier, uint32_t bytes) {
-  simt::need_bulk_copies();
+  simt::need(simt::Feature::kBulkCopies);
   simt::mbarrier_arrive(barrier, bytes);
 }
 __forceinline__ bool mbarrier_try_wait(const Mbarrier* barrier, uint32_t parity) {
@@ -257,7 +257,7 @@ __forceinline__ void mbarrier_wait(const Mbarrier* barrier, uint32_t parity) {
 }
 __forceinline__ void fence_proxy_async() { simt::fence_proxy_async(); }
 __forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes, Mbarrier* barrier) {
-  simt::need_bulk_copies();
+  simt::need(simt::Feature::kBulkCopies);
   simt::copy_bulk(to, from, bytes, barrier);
 }
 __forceinline__ void copy_async_arrive(Mbarrier* barrier) { simt::copy_async_arrive(barrier); }

@@ -1,6 +1,7 @@
 #pragma once
 // The matrix instructions of a warp, as ptx.cuh has the other ones: each with a name, beside its twin. All 32
-// lanes take part.
+// lanes take part. What is from 9.0 on traps in code for older devices, and the host must choose another way
+// (has_bulk_copies() of cuda/launch.h).
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -33,6 +34,31 @@ __device__ __forceinline__ uint4 load_matrices_transposed(const void* row) {
                : "memory");
   return x;
 }
+
+#if __CUDA_ARCH__ >= 900
+
+// The other way, from 9.0 on: word i of lane 4 r + c becomes elements 2 c and 2 c + 1 of row r of matrix i.
+// What two lanes name alike is then undetermined.
+__device__ __forceinline__ void store_matrices(void* row, uint4 x) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+
+// The same of the transposed matrices: column r instead of row r.
+__device__ __forceinline__ void store_matrices_transposed(void* row, uint4 x) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+      : "memory");
+}
+
+#else
+
+__device__ __forceinline__ void store_matrices(void*, uint4) { __trap(); }
+__device__ __forceinline__ void store_matrices_transposed(void*, uint4) { __trap(); }
+
+#endif
 
 // c += a b: a 16x16, b 16x8 of T, c 16x8. Lane 4 r + s: a.x, a.y: rows r and r + 8, columns 2 s and 2 s + 1;
 // a.z, a.w: the columns 8 further; b0: rows 2 s and 2 s + 1 of column r; b1: 8 rows further; c: columns 2 s
@@ -87,6 +113,15 @@ __forceinline__ uint4 load_matrices(const void* row) {
 }
 __forceinline__ uint4 load_matrices_transposed(const void* row) {
   return __builtin_bit_cast(uint4, simt::load_matrices(row, true));
+}
+
+__forceinline__ void store_matrices(void* row, uint4 x) {
+  simt::need(simt::Feature::kStoreMatrices);
+  simt::store_matrices(row, __builtin_bit_cast(simt::Bits, x), false);
+}
+__forceinline__ void store_matrices_transposed(void* row, uint4 x) {
+  simt::need(simt::Feature::kStoreMatrices);
+  simt::store_matrices(row, __builtin_bit_cast(simt::Bits, x), true);
 }
 
 template <class T>

@@ -14,6 +14,8 @@ using eagle::cuda::load_matrices_transposed;
 using eagle::cuda::multiply_add;
 using eagle::cuda::multiply_add_int8;
 using eagle::cuda::pack;
+using eagle::cuda::store_matrices;
+using eagle::cuda::store_matrices_transposed;
 
 // ---- four 8x8 matrices from shared memory
 // ------------------------------------------------------------------
@@ -66,6 +68,77 @@ bool rows() {
   const uint64_t waves = kLayout == Layout::kSwizzled ? 4 : 32;
   return counters().shared_load_requests == 1 && counters().shared_load_waves == waves &&
          counters().shared_load_ideal == 4;
+}
+
+// ---- and back
+// ----------------------------------------------------------------------------------------------
+
+enum class Store {
+  kGood,
+  kNoBarrierBehind,
+  kNoBarrierBefore,
+  kOneRowTwice,
+  kShifted,
+  kElsewhere,
+  kHalfAWarp
+};
+
+// Lane t brings four words and names the row of lane t + 8; then it reads its own.
+__global__ void __launch_bounds__(32)
+    stored_kernel(const uint4* x, uint4* y, bool transposed, Layout layout, Store how, int shift) {
+  auto& shared = shared_memory<Rows>();
+  const int t = threadIdx.x, row = how == Store::kOneRowTwice && t == 9 ? 16 : (t + 8) % kRows;
+  const auto piece = [&](int r) { return &shared.piece[r][layout == Layout::kSwizzled ? r % 8 : 0]; };
+  *piece(t) = load(x + 31 - t);  // <- other: stored
+  if (how != Store::kNoBarrierBefore) __syncwarp();
+  void* address = reinterpret_cast<char*>(piece(row)) + (t == 31 ? shift : 0);
+  if (how == Store::kElsewhere && t == 31) address = y;
+  const uint4 words = load(x + t);
+  if (how == Store::kHalfAWarp && t >= 16) return;
+  if (transposed)
+    store_matrices_transposed(address, words);  // <- reported: stored
+  else
+    store_matrices(address, words);                  // <- reported: stored
+  if (how != Store::kNoBarrierBehind) __syncwarp();  // <- other: stored
+  store(y + t, *piece(t));                           // <- other: stored
+}
+
+template <bool kTransposed, Layout kLayout, Store kHow = Store::kGood, int kShift = 0>
+bool stored() {
+  Buffer<uint4> x(32), y(kRows);
+  auto* const element = reinterpret_cast<uint16_t*>(x.data());
+  for (int i = 0; i < 32 * 8; ++i) element[i] = uint16_t(i * 3 + 1);
+  emulate({x.in("x"), y.inout("y")}, [&] {
+    launch(stored_kernel, {.grid = 1, .block = 32, .shared_bytes = sizeof(Rows)}, x.data(), y.data(),
+           kTransposed, kLayout, kHow, kShift);
+  });
+  // A thread's words, as the PTX ISA has them of stmatrix: its row is %laneid / 4, its two columns begin at
+  // %laneid % 4 * 2; with .trans its column and its two rows.
+  const auto* const got = reinterpret_cast<const uint16_t*>(y.data());
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i)
+      for (int half = 0; half < 2; ++half) {
+        const int along = lane % 4 * 2 + half, across = lane / 4;
+        const int row = (8 * i + 8) % kRows + (kTransposed ? along : across);
+        if (got[row * 8 + (kTransposed ? across : along)] != element[lane * 8 + 2 * i + half]) return false;
+      }
+  const uint64_t waves = kLayout == Layout::kSwizzled ? 4 : 32;  // as above
+  const uint64_t plain = checked() ? 1 : 0;  // the other store of this kernel: seen in checked builds alone
+  return counters().shared_store_requests == 1 + plain &&
+         counters().shared_store_waves == waves * (1 + plain) &&
+         counters().shared_store_ideal == 4 * (1 + plain);
+}
+
+bool stored_on_an_older_device() {
+  device_model().compute_capability = 80;
+  try {
+    stored<false, Layout::kSwizzled>();
+  } catch (...) {
+    device_model() = {};
+    throw;
+  }
+  device_model() = {};
+  return false;
 }
 
 // ---- a product
@@ -241,6 +314,26 @@ std::vector<Case> matrix_cases() {
       {"rows/bank_conflicts", "", rows<false, Layout::kPlain>},
       {"rows/no_barrier", "race read-after-write", rows<false, Layout::kSwizzled, false>, kChecked},
       {"rows/transposed_no_barrier", "race read-after-write", rows<true, Layout::kSwizzled, false>, kChecked},
+      {"stored/swizzled", "", stored<false, Layout::kSwizzled>},
+      {"stored/transposed", "", stored<true, Layout::kSwizzled>},
+      {"stored/bank_conflicts", "", stored<false, Layout::kPlain>},
+      {"stored/no_barrier_behind", "race", stored<false, Layout::kSwizzled, Store::kNoBarrierBehind>,
+       kChecked},
+      {"stored/transposed_no_barrier_behind", "race",
+       stored<true, Layout::kSwizzled, Store::kNoBarrierBehind>, kChecked},
+      {"stored/no_barrier_before", "race", stored<false, Layout::kSwizzled, Store::kNoBarrierBefore>,
+       kChecked},
+      {"stored/one_row_twice", "race write-after-write",
+       stored<false, Layout::kSwizzled, Store::kOneRowTwice>, kChecked},
+      {"stored/misaligned", "misaligned access", stored<false, Layout::kSwizzled, Store::kShifted, 8>},
+      {"stored/one_past", "out-of-bounds write",
+       stored<false, Layout::kSwizzled, Store::kShifted, sizeof(Rows)>},
+      {"stored/one_before", "out-of-bounds write",
+       stored<false, Layout::kPlain, Store::kShifted, -7 * 128 - 16>},
+      {"stored/global_memory", "out-of-bounds write", stored<false, Layout::kSwizzled, Store::kElsewhere>},
+      {"stored/half_a_warp", "collective names exited lanes",
+       stored<false, Layout::kSwizzled, Store::kHalfAWarp>},
+      {"stored/older_device", "stmatrix on an older device", stored_on_an_older_device},
       {"product/bf16", "", product<bf16_t>},
       {"product/half", "", product<half_t>},
       {"product/bf16_rows_and_columns_apart", "", apart<bf16_t>},

@@ -70,6 +70,8 @@ enum class Collective : uint8_t {
   kSyncWarp,
   kLoadMatrices,
   kLoadTransposed,
+  kStoreMatrices,
+  kStoreTransposed,
   kMultiplyBf16,
   kMultiplyHalf,
   kMultiplyInt8,
@@ -125,6 +127,10 @@ void poll();             // other threads run first
 void need_whole_grid();  // reported where the launch is not cooperative
 [[noreturn]] void trap();
 
+// What devices from compute capability 9.0 on have; on an older one the launch ends here.
+enum class Feature : uint8_t { kBulkCopies, kStoreMatrices };
+void need(Feature feature);
+
 // ---- copies to shared memory that a thread waits for ------------------------------------------------------
 
 // 16 bytes, of which the first `bytes` come from global memory.
@@ -138,7 +144,6 @@ void mbarrier_init(void* p, uint32_t arrivals);
 void mbarrier_arrive(void* p, uint32_t bytes);           // and expects so many bytes
 bool mbarrier_try_wait(const void* p, uint32_t parity);  // other threads run first
 void mbarrier_wait(const void* p, uint32_t parity);
-void need_bulk_copies();  // the launch ends where the device has none
 void copy_bulk(void* to, const void* from, uint32_t bytes, void* barrier);
 void copy_async_arrive(void* barrier);
 void fence_proxy_async();
@@ -146,6 +151,7 @@ void fence_proxy_async();
 // ---- matrix instructions: all 32 lanes -------------------------------------------------------------------
 
 Bits load_matrices(const void* row, bool transposed);
+void store_matrices(void* row, Bits x, bool transposed);
 Bits multiply_add(Bits a, uint64_t b, Bits c, bool bf16);
 Bits multiply_add_int8(Bits a, uint64_t b, Bits c);
 
