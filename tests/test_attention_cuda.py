@@ -22,6 +22,7 @@ from attention_requests import (
 from eagle_cuda.attention import tree_attention
 from eagle_cuda.kv_cache import KVCache
 from reference import attention as reference
+from workspace_checks import check_workspace
 
 
 def attend_in_batch_of(tree: Request, batch: int, page_size: int, window: int = 0):
@@ -118,6 +119,23 @@ def test_tensors_that_begin_anywhere(dtype):
         out=out,
     )
     assert torch.equal(out[0], want)
+
+
+@pytest.mark.op("tree_attention")
+def test_a_workspace(backend):
+    """Partial results of three chunks."""
+    generator = torch.Generator().manual_seed(5)
+    tree = random_request(600, random_tree(5, generator), 2, 1, 64, torch.bfloat16, generator)
+    cache = build_cache([tree], 16)
+    lse = torch.zeros(1, 5, 2)
+    out = torch.zeros_like(tree.q[None])
+    mask = reference.mask_words(tree.parents, 5)[None]
+
+    def outputs(workspace):
+        options = {"seq_lens": int32([600]), "num_nodes": int32([5]), "mask": mask, "lse": lse, "out": out}
+        return [tree_attention(tree.q[None], cache, **options, workspace=workspace).clone(), lse.clone()]
+
+    check_workspace(outputs, backend, [out, lse])
 
 
 @pytest.mark.op("tree_attention")

@@ -10,6 +10,7 @@ from compare import assert_close_to_fp64, assert_same_bits
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm
 from linear_cases import DTYPES, FORMATS, NAN, QUANTIZED, case, head_case, normal
 from reference import linear as naive
+from workspace_checks import check_workspace
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: FORMATS[d])
 
@@ -147,6 +148,33 @@ def test_rows_of_quantised_products(format, dtype):
         mine = {name: value[rows] for name, value in options.items()}
         for got, want in zip(lm_head_topk(head_x[rows], head, 9, tau=1.3, **mine), best):
             assert_same_bits(got, want[rows])
+
+
+# ---- the workspace --------------------------------------------------------------------------------
+
+
+@pytest.mark.op("linear")
+def test_a_workspace_of_linear(backend):
+    """Rows that are normalised apart, sums of slices and their counters."""
+    x, weight = case(40, 40, 600, torch.bfloat16)
+    packed, gamma = pack_weight(weight), normal(600, dtype=torch.bfloat16, seed=3)
+    out = torch.full((40, 40), NAN)
+
+    def outputs(workspace):
+        return [linear(x, packed, rms_norm=gamma, out=out, workspace=workspace).clone()]
+
+    check_workspace(outputs, backend, [out])
+
+
+@pytest.mark.op("lm_head_topk")
+def test_a_workspace_of_lm_head_topk(backend):
+    x, weight, options = head_case(3, 500, torch.bfloat16, coupled=True, mapped=False)
+    packed = pack_weight(weight)
+
+    def outputs(workspace):
+        return lm_head_topk(x, packed, 4, workspace=workspace, **options)
+
+    check_workspace(outputs, backend)
 
 
 # ---- grids and shared memory of any size ----------------------------------------------------------

@@ -5,7 +5,7 @@ namespace eagle::cpu {
 void draft(const DraftParams& given) {
   DraftParams p = given;
   validate(p);  // sizes below 0 would make nonsense of the regions
-  simulated::GivenOrOwnWorkspace workspace(p.workspace, p.workspace_bytes, cuda::draft_workspace_bytes(p));
+  simulated::Workspace workspace(p.workspace, p.workspace_bytes, cuda::draft_workspace_bytes(p));
   p.workspace = workspace.data();
   p.workspace_bytes = workspace.bytes();
   const int64_t B = p.batch_size, nodes = B * p.max_nodes;

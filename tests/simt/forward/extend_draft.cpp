@@ -5,8 +5,7 @@ namespace eagle::cpu {
 void extend_draft(const ExtendDraftParams& given) {
   ExtendDraftParams p = given;
   validate(p);  // sizes below 0 would make nonsense of the regions
-  simulated::GivenOrOwnWorkspace workspace(p.workspace, p.workspace_bytes,
-                                           cuda::extend_draft_workspace_bytes(p));
+  simulated::Workspace workspace(p.workspace, p.workspace_bytes, cuda::extend_draft_workspace_bytes(p));
   p.workspace = workspace.data();
   p.workspace_bytes = workspace.bytes();
   std::vector<simt::Region> regions = simulated::head_regions(*p.head);

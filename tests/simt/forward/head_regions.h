@@ -46,21 +46,4 @@ inline void add_caches(std::vector<simt::Region>& regions, const DraftHead& head
   spans.append_to(regions);
 }
 
-// The workspace of a caller who gives one, whose size and alignment the op checks; else one for the call.
-class GivenOrOwnWorkspace {
- public:
-  GivenOrOwnWorkspace(void* given, int64_t given_bytes, int64_t needed)
-      : given_(given_bytes > 0 ? given : nullptr),
-        bytes_(given_ ? given_bytes : needed),
-        own_(given_ ? 0 : needed) {}
-  void* data() { return given_ ? given_ : own_.data(); }
-  int64_t bytes() const { return bytes_; }
-  simt::Region region() { return simt::bytes("workspace", data(), bytes_, simt::Access::kOut); }
-
- private:
-  void* given_;
-  int64_t bytes_;
-  OwnWorkspace own_;
-};
-
 }  // namespace eagle::simulated

@@ -7,9 +7,9 @@ void linear(const LinearParams& given) {
   validate(p);  // sizes below 0 would make nonsense of the regions
   const PackedWeight& w = p.weight;
   const int64_t size = element_size(p.x_dtype), columns = p.activation == Activation::kSwiGLU ? w.n / 2 : w.n;
-  p.workspace_bytes = cuda::linear_workspace_bytes(w, p.m);
-  simulated::OwnWorkspace workspace(p.workspace_bytes);
+  simulated::Workspace workspace(p.workspace, p.workspace_bytes, cuda::linear_workspace_bytes(w, p.m));
   p.workspace = workspace.data();
+  p.workspace_bytes = workspace.bytes();
   std::vector<simt::Region> regions = {
       simulated::packed_region(w),
       simt::bytes("norm_weight", p.norm_weight, w.k * size, simt::Access::kIn),

@@ -6,9 +6,10 @@ void lm_head_topk(const LmHeadTopkParams& given) {
   LmHeadTopkParams p = given;
   validate(p);  // sizes below 0 would make nonsense of the regions
   const PackedWeight& w = p.weight;
-  p.workspace_bytes = cuda::lm_head_topk_workspace_bytes(w, p.m, p.top_k);
-  simulated::OwnWorkspace workspace(p.workspace_bytes);
+  simulated::Workspace workspace(p.workspace, p.workspace_bytes,
+                                 cuda::lm_head_topk_workspace_bytes(w, p.m, p.top_k));
   p.workspace = workspace.data();
+  p.workspace_bytes = workspace.bytes();
   std::vector<simt::Region> regions = {
       simulated::packed_region(w),
       simt::bytes("norm_weight", p.norm_weight, w.k * element_size(p.x_dtype), simt::Access::kIn),

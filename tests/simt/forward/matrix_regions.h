@@ -5,6 +5,7 @@
 #include "eagle_cuda/linear.h"
 #include "simt/emulator.h"
 #include "simt/forward/cache_regions.h"
+#include "simt/forward/workspace.h"
 
 namespace eagle::simulated {
 
@@ -16,20 +17,5 @@ inline void add_rows(Spans& spans, const char* name, const void* data, simt::Acc
 inline simt::Region packed_region(const PackedWeight& w) {
   return simt::bytes("weight", w.data, cuda::packed_weight_bytes(w.n, w.k, w.format), simt::Access::kIn);
 }
-
-// Memory for a call, at the alignment that it asks for.
-class OwnWorkspace {
- public:
-  explicit OwnWorkspace(int64_t bytes) : lines_(static_cast<size_t>(bytes / 128 + 1)), bytes_(bytes) {}
-  void* data() { return lines_.data(); }
-  simt::Region region() { return simt::bytes("workspace", lines_.data(), bytes_, simt::Access::kOut); }
-
- private:
-  struct alignas(128) Line {
-    std::byte bytes[128];
-  };
-  std::vector<Line> lines_;
-  int64_t bytes_;
-};
 
 }  // namespace eagle::simulated

@@ -2,6 +2,7 @@
 
 #include "eagle_cuda/attention.h"
 #include "simt/forward/cache_regions.h"
+#include "simt/forward/workspace.h"
 
 namespace eagle::cpu {
 
@@ -9,20 +10,13 @@ void tree_attention(const TreeAttentionParams& given) {
   TreeAttentionParams p = given;
   validate(p);  // sizes below 0 would make nonsense of the regions
   const int64_t b = p.batch_size, n = p.max_nodes, dim = p.cache.head_dim, size = element_size(p.dtype);
-  const int64_t bytes = cuda::tree_attention_workspace_bytes(p);
-  struct alignas(128) Line {
-    std::byte bytes[128];
-  };
-  std::vector<Line> workspace(static_cast<size_t>(bytes / 128 + 1));
+  simulated::Workspace workspace(p.workspace, p.workspace_bytes, cuda::tree_attention_workspace_bytes(p));
   p.workspace = workspace.data();
-  p.workspace_bytes = bytes;
+  p.workspace_bytes = workspace.bytes();
   std::vector<simt::Region> regions = {
-      simt::in("seq_lens", p.seq_lens, b),
-      simt::in("num_nodes", p.num_nodes, b),
-      simt::in("sinks", p.sinks, p.num_heads),
-      simt::in("mask", p.mask, b * n * ((n + 31) / 32)),
-      simt::out("lse", p.lse, b * n * p.num_heads),
-      simt::bytes("workspace", p.workspace, bytes, simt::Access::kOut),
+      simt::in("seq_lens", p.seq_lens, b),          simt::in("num_nodes", p.num_nodes, b),
+      simt::in("sinks", p.sinks, p.num_heads),      simt::in("mask", p.mask, b * n * ((n + 31) / 32)),
+      simt::out("lse", p.lse, b * n * p.num_heads), workspace.region(),
   };
   simulated::add_page_table(regions, p.cache, b);
   simulated::Spans spans;
