@@ -13,6 +13,7 @@ from conftest import ROOT, emulated_extension
 
 INNER = """
 import pytest, torch, eagle_cuda
+from eagle_cuda.linear import linear, pack_weight
 
 def walk():
     tree = eagle_cuda.tree_from_parents([[1, 2, 3]], [[-1, 0, 1]])
@@ -43,6 +44,24 @@ def test_counts(simulator):
     assert one.launches == 1 and one.threads >= 32 and one.global_store_bytes > 0
     assert two.global_store_bytes == 2 * one.global_store_bytes
     assert "verify.cu" in simulator.traffic_table()
+
+@pytest.mark.op("linear")
+def test_another_device(simulator):
+    x, weight = torch.ones(2, 256), pack_weight(torch.ones(256, 256))
+    def counted(**device):
+        with simulator.device(**device), simulator.counting() as counters:
+            linear(x, weight)
+        return counters
+    usual, few, one = counted(), counted(multiprocessors=2), counted(multiprocessors=1)
+    assert one.threads < few.threads
+    assert few.barriers != usual.barriers
+    older = counted(compute_capability=80)  # no bulk copies, which are one request each
+    assert older.global_load_requests > 2 * usual.global_load_requests
+    with pytest.raises(KeyError), simulator.device(multiprocessors=1, compute_capability=80):
+        raise KeyError
+    with simulator.counting() as after:
+        linear(x, weight)
+    assert after == usual
 """
 
 
@@ -68,14 +87,14 @@ def test_the_emulated_backend_runs_what_is_named_and_nothing_else(flavour, tmp_p
     except pytest.UsageError as error:
         pytest.skip(str(error))
     done = run(tmp_path, "--backend", "simt", "--simt", flavour, "--seed", "3")
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
     assert "2 failed" in done.stdout
     assert "1 deselected" in done.stdout
     assert "compact_kv: expected a launch under the emulator, got none" in done.stdout
     assert "FAILED test_inner.py::test_launches_a_part_of_it" in done.stdout
     assert "FAILED test_inner.py::test_fails_anyhow" in done.stdout
     assert f"emulator: simt {flavour}, seed 3, preempt 0" in done.stdout
-    assert "4 tests name the ops whose kernels they run; left out: 1 others" in done.stdout
+    assert "5 tests name the ops whose kernels they run; left out: 1 others" in done.stdout
 
 
 def test_what_is_not_built_is_asked_for(tmp_path):
