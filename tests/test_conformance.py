@@ -29,34 +29,59 @@ def build_folder() -> Path:
     return ROOT / "build" / f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 
 
+@pytest.fixture(scope="module")
+def program() -> Path:
+    """ptx_conformance over the emulator."""
+    path = build_folder() / "ptx_conformance"
+    if not path.is_file():
+        pytest.skip("needs the emulator: make simt")
+    return path
+
+
 def case_names() -> list[str]:
     text = "".join(path.read_text() for path in KERNELS)
     return re.findall(r'^ +(?:mapped<.*>\(|\{)"([^"]+)"', text, re.M)
 
 
-def test_the_emulator_does_what_plain_cpp_does():
-    program = build_folder() / "ptx_conformance"
-    if not program.is_file():
-        pytest.skip("needs the emulator: make simt")
+def test_the_emulator_does_what_plain_cpp_does(program):
     done = subprocess.run([program], capture_output=True, text=True, timeout=120)
     wrong = [line for line in done.stdout.splitlines() if ": ok, " not in line]
     assert wrong == []
     assert done.returncode == 0, done.stderr
     names = [name for name in case_names() if not name.startswith("planted: ")]
     assert sorted(line.partition(": ok, ")[0] for line in done.stdout.splitlines()) == sorted(names)
-    assert len(names) >= 72
+    assert len(names) >= 74
 
 
-def test_every_planted_fault_is_told():
+def test_every_planted_fault_is_told(program):
     """An instruction whose result depends on the place, a neighbour or the lane: each makes its case fail."""
-    program = build_folder() / "ptx_conformance"
-    if not program.is_file():
-        pytest.skip("needs the emulator: make simt")
     done = subprocess.run([program, "planted"], capture_output=True, text=True, timeout=120)
-    told = re.findall(r"^(planted: .*): word \d+: expected [0-9a-f]{8}, got [0-9a-f]{8}$", done.stdout, re.M)
-    assert told == [name for name in case_names() if name.startswith("planted: ")]
-    assert len(told) == 5
+    told = re.findall(f"^({gpu_check.PLANTED})$", done.stdout, re.M)
+    names = [name for name in case_names() if name.startswith("planted: ")]
+    assert [line.partition(": word ")[0] for line in told] == names
+    assert len(names) == 5
     assert done.returncode == 1
+    assert gpu_check.planted(gpu_check.Checks(60), program) == "5 planted faults, each told"
+
+
+TOLD = "planted: row: word 7: expected 00000040, got 0000003f"
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "message"),
+    [
+        ([TOLD, "planted: lane: ok, 0123456789abcdef"], 1, "that is told, got: planted: lane: ok, 01234567"),
+        ([], 1, "that is told, got: exit status 1, no output"),
+        ([TOLD, TOLD], 0, "expected exit status 1, got 0"),
+        ([TOLD], 139, "expected exit status 1, got 139"),
+    ],
+)
+def test_a_planted_fault_that_nobody_tells_is_a_failure(lines, status, message, tmp_path):
+    script = tmp_path / "program"
+    script.write_text("\n".join(["#!/bin/sh", *(f"echo '{line}'" for line in lines), f"exit {status}\n"]))
+    script.chmod(0o755)
+    with pytest.raises(gpu_check.Failed, match=re.escape(message)):
+        gpu_check.planted(gpu_check.Checks(60), script)
 
 
 def test_every_wrapper_has_a_case():
@@ -186,17 +211,16 @@ def test_the_cases_link_over_the_cuda_runtime(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_rehearsal_of_the_whole_check(tmp_path):
+def test_a_rehearsal_of_the_whole_check(program, tmp_path):
     """Every step of `make gpu-check` but the GPU, over the build under test."""
-    if not (build_folder() / "ptx_conformance").is_file():
-        pytest.skip("needs the emulator: make simt")
     report = tmp_path / "report.json"
-    command = [sys.executable, ROOT / "tools/gpu_check.py", "--rehearse", "--build", build_folder()]
+    command = [sys.executable, ROOT / "tools/gpu_check.py", "--rehearse", "--build", program.parent]
     done = subprocess.run([*command, "--json", report], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     outcome = json.loads(report.read_text())
     states = {row["check"]: row["state"] for row in outcome["results"]}
     assert outcome["rehearsal"] is True
-    assert {"wrappers: GPU = emulator", "ops, one call each", "ops in CUDA graphs", "op tests"} <= set(states)
+    steps = "planted faults on the GPU", "ops, one call each", "ops in CUDA graphs", "op tests"
+    assert {"wrappers: GPU = emulator", *steps} <= set(states)
     assert set(states.values()) == {"ok"}, done.stdout
     assert "A rehearsal: nothing ran on a GPU." in done.stdout

@@ -3,10 +3,10 @@
     python tools/gpu_check.py [--json FILE] [--build FOLDER] [--rehearse]
 
 Runs with whatever python and torch the machine has and fetches nothing: builds the module in a folder of its
-own, compares every wrapper of csrc/cuda/device with plain C++ and with its emulated twin, runs the op
-tests with --backend cuda and the ops in captured CUDA graphs, and where compute-sanitizer works, a short
-selection under it. One table at the end; exit status 1 where something failed. Without a GPU it says so and
-looks at what it can. --rehearse: the same steps with the CPU in the place of the GPU.
+own, compares every wrapper of csrc/cuda/device with plain C++ and with its emulated twin and tells planted
+faults, runs the op tests with --backend cuda and the ops in captured CUDA graphs, and where compute-sanitizer
+works, a short selection under it. One table at the end; exit status 1 where something failed. Without a GPU
+it says so and looks at what it can. --rehearse: the same steps with the CPU in the place of the GPU.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SECONDS = 350  # for everything together
 PROBE_SECONDS = 10  # for compute-sanitizer to report a planted fault
 OK, FAILED, ABSENT = "ok", "FAILED", "not available"
 GPU_TESTS = ROOT / "tests/gpu"
+PLANTED = r"planted: .+: word \d+: expected [0-9a-f]{8}, got [0-9a-f]{8}"  # what ptx_conformance says of one
 A_FEW_TESTS = [ROOT / "tests/test_verify.py", ROOT / "tests/test_tree.py"]  # enough for a rehearsal
 
 
@@ -255,6 +256,20 @@ def conformance(checks: Checks, program: Path) -> str:
     return f"{len(output.splitlines())} cases as plain C++ has them"
 
 
+def planted(checks: Checks, program: Path) -> str:
+    """Every case over an instruction with a fault: each must be told."""
+    if not program.is_file():
+        raise NotAvailable("it was not built")
+    done = checks.run([program, "planted"], 60)
+    lines = done.output.splitlines()
+    for line in lines or [done.last_line]:
+        if not re.fullmatch(PLANTED, line):
+            raise Failed(f"expected a planted fault that is told, got: {line}", done.output)
+    if done.status != 1:
+        raise Failed(f"expected exit status 1, got {done.status}", done.output)
+    return f"{len(lines)} planted faults, each told"
+
+
 def twins(program: Path, emulated: Path) -> str:
     """The lines of both programs, checksums included."""
     logs = [path.parent / f"{path.name}.txt" for path in (program, emulated)]
@@ -322,6 +337,7 @@ def with_gpu(checks: Checks, build: Path, rehearse: bool) -> None:
     checks.check("wrappers on the GPU", conformance, checks, program)
     checks.check("wrappers under the emulator", conformance, checks, emulated)
     checks.check("wrappers: GPU = emulator", twins, program, emulated)
+    checks.check("planted faults on the GPU", planted, checks, program)
     backend = ["-p", "gpu.rehearsal"] if rehearse else ["--backend", "cuda"]
     tests = [*backend, "-m", "not full", f"--ignore={GPU_TESTS}", *(A_FEW_TESTS if rehearse else [])]
     ops: dict[str, Callable[[], str]] = {
@@ -351,6 +367,7 @@ def missing(what: str) -> str:
 def without_gpu(checks: Checks, build: Path) -> None:
     """What needs no GPU."""
     checks.check("wrappers under the emulator", conformance, checks, build / "ptx_conformance")
+    checks.check("planted faults under the emulator", planted, checks, build / "ptx_conformance")
 
 
 def main() -> int:
