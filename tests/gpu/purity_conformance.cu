@@ -4,6 +4,7 @@
 // are the same over instructions with a fault, and each must be told.
 #include <type_traits>
 
+#include "common/float8.h"
 #include "common/numeric.h"
 #include "conformance.h"
 #include "cuda/device/ptx_matrix.cuh"
@@ -213,6 +214,26 @@ struct Pack {
     return (x != x ? 0x7fffu : from_float<T>(x).bits) * 0x10001u;
   }
 };
+// Both bytes of the pattern.
+struct Float8ToFloat {
+  static __device__ uint32_t convert(uint32_t pattern, uint32_t) { return expected(pattern); }
+  EAGLE_INLINE static uint32_t expected(uint32_t pattern) {
+    const auto bits = [](uint32_t code) {
+      return float_bits(to_float(float8_t{static_cast<uint8_t>(code)}));
+    };
+    return bits(pattern) * 31 ^ bits(pattern >> 8);
+  }
+};
+// Numbers of every binade, below, at and above the middle between two codes.
+struct FloatToFloat8 {
+  static __device__ uint32_t convert(uint32_t pattern, uint32_t) { return expected(pattern); }
+  EAGLE_INLINE static uint32_t expected(uint32_t pattern) {
+    const uint32_t upper = pattern << 16, middle = upper & ~0xfffffu;
+    const auto code = [](uint32_t bits) -> uint32_t { return from_float<float8_t>(bits_float(bits)).bits; };
+    return code(upper) | code(middle | 0x80000u) << 8 | code(middle | 0x7ffffu) << 16 |
+           code(middle | 0x80001u) << 24;
+  }
+};
 struct OfIntegers {
   static __device__ uint32_t convert(uint32_t pattern, uint32_t) { return expected(pattern); }
   EAGLE_INLINE static uint32_t expected(uint32_t pattern) {
@@ -247,6 +268,11 @@ struct DependsOnTheLane : ToFloat<half_t> {
     return subnormal && lane_id() % 2 ? pattern / 0x8000 << 31 : expected(pattern);
   }
 };
+struct FlushesInOddLanes : Float8ToFloat {
+  static __device__ uint32_t convert(uint32_t pattern, uint32_t) {
+    return lane_id() % 2 && pattern < 8 ? 0u : expected(pattern);
+  }
+};
 struct DependsOnTheOther : Pack<bf16_t> {
   static __device__ uint32_t convert(uint32_t pattern, uint32_t beside) {
     return Pack::convert(pattern, beside) + (beside % 1000 == 7);
@@ -269,6 +295,8 @@ std::vector<Case> purity_cases() {
       {"every fp16 as fp32", conversions<ToFloat<half_t>>, converted<ToFloat<half_t>>},
       {"fp32 as bf16", conversions<FromFloat<bf16_t>>, converted<FromFloat<bf16_t>>},
       {"fp32 as fp16", conversions<FromFloat<half_t>>, converted<FromFloat<half_t>>},
+      {"every fp8 as fp32", conversions<Float8ToFloat>, converted<Float8ToFloat>},
+      {"fp32 as fp8", conversions<FloatToFloat8>, converted<FloatToFloat8>},
       {"pack beside anything bf16", conversions<Pack<bf16_t>>, converted<Pack<bf16_t>>},
       {"pack beside anything fp16", conversions<Pack<half_t>>, converted<Pack<half_t>>},
       {"integers as fp32", conversions<OfIntegers>, converted<OfIntegers>},
@@ -283,6 +311,7 @@ std::vector<Case> planted_cases() {
       {"planted: row", products<Row, Kept::kOneRow>, always_the_same<Kept::kOneRow>},
       {"planted: column", products<Column, Kept::kOneColumn>, always_the_same<Kept::kOneColumn>},
       {"planted: lane", conversions<DependsOnTheLane>, converted<DependsOnTheLane>},
+      {"planted: lane fp8", conversions<FlushesInOddLanes>, converted<FlushesInOddLanes>},
       {"planted: other half", conversions<DependsOnTheOther>, converted<DependsOnTheOther>},
   };
 }
