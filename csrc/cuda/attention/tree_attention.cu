@@ -34,13 +34,6 @@ __global__ void __launch_bounds__(kFinishWarps* kWarpSize, 2)
   Finish<T, C, kHeadDim>(p, plan).run();
 }
 
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  EAGLE_CUDA_CHECK(cudaGetDevice(&device));
-  EAGLE_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
-
 bool multiples(int64_t of, std::initializer_list<int64_t> values) {
   return std::all_of(values.begin(), values.end(), [of](int64_t x) { return x % of == 0; });
 }
@@ -70,8 +63,8 @@ Plan make_plan(const AttendParams& p) {
                multiples(2, {p.out_strides[0], p.out_strides[1], p.out_strides[2]});
   if (p.dtype == DType::kFloat32) return plan;
 
-  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const auto shared_limit = static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  const int multiprocessors = cuda::multiprocessors();
+  const size_t shared_limit = shared_memory_limit();
   const int64_t positions = std::min(cache_capacity(c), int64_t{kMaxPrefix}) + p.all_nodes;
   const int64_t chunks = ceil_div<int64_t>(positions, kChunk),
                 groups = ceil_div<int64_t>(chunks, kGroupChunks) + 1;
