@@ -183,7 +183,8 @@ def test_shards_of_another_draft_vocabulary_get_new_teachers_from_their_features
     assert len(renewed) == len(fresh)
     moved = False
     for a, b in zip(renewed, fresh, strict=True):
-        assert torch.equal(a.tokens, b.tokens) and torch.equal(a.features, b.features)
+        assert torch.equal(a.tokens, b.tokens)
+        assert torch.equal(a.features, b.features)
         assert torch.equal(a.target_best == -1, b.target_best == -1)
         spread = torch.zeros(2, len(a.teacher_ids), len(other))
         for i, example in enumerate((a, b)):
@@ -283,7 +284,8 @@ def test_changed_vocabulary_keeps_known_rows_and_guesses_others():
         head.lm_head.weight.copy_(lm_head[head.draft_ids] @ image)
     wanted = torch.arange(1, 201)  # drops some, keeps some, adds some
     changed = change_vocabulary(head, lm_head, wanted)
-    assert changed.config.draft_vocab_size == 200 and torch.equal(changed.draft_ids, wanted)
+    assert changed.config.draft_vocab_size == 200
+    assert torch.equal(changed.draft_ids, wanted)
     known = torch.isin(wanted, head.draft_ids)
     assert torch.equal(changed.lm_head.weight[known], head.lm_head.weight[wanted[known] // 2])
     guess, right = changed.lm_head.weight[~known], lm_head[wanted[~known]] @ image

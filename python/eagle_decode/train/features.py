@@ -94,8 +94,8 @@ def renew_teachers(
     teacher_k: int = 64,
     batch_tokens: int = 4096,
 ) -> list[Example]:
-    """The examples with teachers for another draft vocabulary, from their features: only the layers behind the
-    last feature layer are run. Arguments as `extract_features`.
+    """The examples with teachers for another draft vocabulary, from their features: only the layers behind
+    the last feature layer are run. Arguments as `extract_features`.
     """
     teach = _Teacher(target, draft_ids, teacher_k)
     last, size = layers[-1], target.config["hidden_size"]

@@ -72,12 +72,12 @@ def train(
     data: dialogue file (see `data.py`); without it the target writes dialogues for 40 % of the time.
     prompts: file of user turns that the target answers before it invents its own.
     init: folder of an exported head to continue from; its feature layers are kept, and its draft vocabulary
-        unless `draft_vocab_size` asks for another size: then rows of tokens that it lacks are guessed from the
-        target's (`change_vocabulary`). A work folder's features serve any draft vocabulary.
+        unless `draft_vocab_size` asks for another size: then rows of tokens that it lacks are guessed from
+        the target's (`change_vocabulary`). A work folder's features serve any draft vocabulary.
     eval_prompts: file of prompts for the measured acceptance length, never trained on; by default
         `num_eval_prompts` dialogues are held out of the data.
-    draft_vocab_size: tokens that the head can draft; by default those of `init`, else 8192. device: "cpu", "cuda", or None to choose. threads:
-    torch's.
+    draft_vocab_size: tokens that the head can draft; by default those of `init`, else 8192.
+    device: "cpu", "cuda", or None to choose. threads: torch's.
     work_dir: text, features (about 3.7 KB a token) and checkpoints; default `<out>.work`.
     resume: continue from the checkpoint in `work_dir`, if there is one.
     max_steps: ends the run (and its schedule) by steps instead of minutes.

@@ -87,9 +87,9 @@ class TorchTarget:
         ids, positions: int64 [B or 1, Q]. cache: from `new_cache`; rows start to start + Q are written, and
         all rows before are seen. mask: bool [B, 1, Q, start + Q], true where a query sees a key; None is
         causal (start 0 only).
-        capture: layers whose input is returned. entering: a layer and its input [B, Q, H], as captured before,
-        to begin with instead of the embeddings of `ids`. Returns (hidden after the final norm [B, Q, H], captured,
-        each [B, Q, H], in the order of `capture`).
+        capture: layers whose input is returned. entering: a layer and its input [B, Q, H], as captured
+        before, to begin with instead of the embeddings of `ids`. Returns (hidden after the final norm
+        [B, Q, H], captured, each [B, Q, H], in the order of `capture`).
         """
         config = self.config
         heads, kv_heads, width = (
