@@ -52,7 +52,7 @@ def test_a_node_is_plain_decoding_bit_for_bit(dtype, heads, kv_heads, dim, seq_l
     tree = random_request(seq_len, random_tree(24, generator), heads, kv_heads, dim, DTYPES[dtype], generator)
     got = attend_batch([tree], page_size=16, window=window)[0]
     deepest = max(range(24), key=lambda n: len(reference.ancestors(tree.parents, n)))
-    for node in (0, 1, 13, 23, deepest):
+    for node in (0, 1, 13, 23, deepest) if seq_len < 1000 else (1, deepest):
         as_chain = attend_batch([tree.path(node)], page_size=4, seed=5, window=window)[0]
         same(nodes_of(as_chain, [-1]), nodes_of(got, [node]))
         as_plain = attend_batch([tree.plain(node)], window=window)[0]
@@ -63,10 +63,10 @@ def test_a_node_is_plain_decoding_bit_for_bit(dtype, heads, kv_heads, dim, seq_l
 
 
 @pytest.mark.op("tree_attention")
-def test_slots_pages_batches_and_threads_do_not_matter(one_and_two_threads):
+def test_slots_pages_batches_and_threads_do_not_matter(one_and_two_threads, backend):
     generator = torch.Generator().manual_seed(4)
     dtype = torch.bfloat16
-    tree = random_request(520, random_tree(40, generator), 9, 3, 64, dtype, generator)
+    tree = random_request(520, random_tree(40, generator), 6, 2, 64, dtype, generator)
     alone = attend_batch([tree])[0]
 
     order = sorted(
@@ -75,18 +75,19 @@ def test_slots_pages_batches_and_threads_do_not_matter(one_and_two_threads):
     permuted = attend_batch([tree.permuted(order)], page_size=16)[0]
     same(permuted, nodes_of(alone, order))
 
-    for page_size in (1, 4, 16, 64):
-        for seed in (0, 1):
-            same(attend_batch([tree], page_size=page_size, seed=seed)[0], alone)
+    for page_size, seed in ((1, 0), (4, 1), (16, 0), (64, 1)):
+        same(attend_batch([tree], page_size=page_size, seed=seed)[0], alone)
 
     others = [
-        random_request(n, random_tree(m, generator), 9, 3, 64, dtype, generator)
-        for n, m in ((0, 1), (777, 64), (3, 9))
+        random_request(n, random_tree(m, generator), 6, 2, 64, dtype, generator)
+        for n, m in ((0, 1), (300, 64), (3, 9))
     ]
-    for batch in ([tree, *others], [*others, tree], [others[1], tree, others[0]]):
+    for batch in ([tree, *others], [others[1], tree, others[0]]):
         result = attend_batch(batch, page_size=16, width=256)
         same(result[[r is tree for r in batch].index(True)], alone)
 
+    if backend != "cpu":
+        return
     one, two = one_and_two_threads(
         lambda: [attend_batch([tree])[0], *attend_batch([others[0], tree], page_size=4)]
     )

@@ -69,13 +69,14 @@ def test_chunks_groups_or_everything_to_a_block(seq_len, window, codes):
 
 
 @pytest.mark.op("tree_attention")
+# Unchecked: those for which a smaller case takes as many blocks of rows.
 @pytest.mark.parametrize(
     ("heads", "dim", "nodes", "codes"),
     [
-        (64, 64, 7, "none"),
-        (8, 128, 60, "none"),
+        (64, 64, 9, "none"),
+        pytest.param(8, 128, 60, "none", marks=pytest.mark.unchecked),
         (4, 256, 40, "none"),
-        (16, 80, 33, "none"),
+        pytest.param(16, 80, 33, "none", marks=pytest.mark.unchecked),
         (16, 128, 20, "rows"),
         (8, 256, 18, "tensor"),
     ],

@@ -95,7 +95,8 @@ def test_cases_are_pairwise():
         ("bf16", "rows", 6, 2, 64, 250, 0, 5.0, True),  # the tree straddles two chunks
         ("fp16", "rows", 2, 1, 128, 600, 300, 3.0, True),
         ("fp32", "rows", 4, 1, 80, 300, 0, 2.0, True),
-        ("bf16", "tensor", 3, 1, 64, 2044, 0, 5.0, True),  # two groups of chunks
+        # Two groups of chunks; test_attention_bits.py has fewer nodes of one.
+        pytest.param("bf16", "tensor", 3, 1, 64, 2044, 0, 5.0, True, marks=pytest.mark.unchecked),
         ("bf16", "none", 9, 3, 64, 250, 40, 5.0, True),
     ],
 )
