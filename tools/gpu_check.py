@@ -236,10 +236,7 @@ def extension(build: Path) -> dict[str, str]:
 def compile_conformance(checks: Checks, program: Path) -> str:
     """ptx_conformance for the GPU: the kernels and cases that the emulated one has, over the CUDA runtime."""
     sources = [*GPU_TESTS.glob("*_conformance.cu"), GPU_TESTS / "conformance_main.cpp"]
-    sources += [
-        GPU_TESTS / "device_cuda.cpp",
-        *(ROOT / "csrc/cuda" / f"{name}.cpp" for name in ("launch", "driver")),
-    ]
+    sources += [GPU_TESTS / "device_cuda.cpp", ROOT / "csrc/cuda/launch.cpp", ROOT / "csrc/cuda/driver.cpp"]
     flags = ["-std=c++20", "-O3", "-fmad=false", "-Xcompiler=-ffp-contract=off", f"-arch=sm_{architecture()}"]
     flags += [f'-DEAGLE_CUDA_ARCHITECTURES="{architecture()}"', '-DEAGLE_CUDA_TOOLKIT=""']
     folders = [f"-I{ROOT / folder}" for folder in ("csrc", "csrc/include", "tests/gpu")]
@@ -364,18 +361,10 @@ def missing(what: str) -> str:
     raise NotAvailable(what)
 
 
-def without_gpu(checks: Checks, build: Path) -> None:
-    """What needs no GPU."""
-    checks.check("wrappers under the emulator", conformance, checks, build / "ptx_conformance")
-    checks.check("planted faults under the emulator", planted, checks, build / "ptx_conformance")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="also writes the outcome to this file")
-    parser.add_argument(
-        "--build", type=Path, help="a build folder to use as it is, instead of one of its own"
-    )
+    parser.add_argument("--build", type=Path, help="a build folder to use as it is, not one of its own")
     parser.add_argument("--rehearse", action="store_true", help="with the CPU in the place of the GPU")
     options = parser.parse_args()
     checks = Checks()
@@ -387,7 +376,9 @@ def main() -> int:
     if gpu or options.rehearse:
         with_gpu(checks, options.build or ROOT / "build" / f"gpu-check-{tag}", options.rehearse)
     else:
-        without_gpu(checks, options.build or ROOT / "build" / tag)
+        emulated = (options.build or ROOT / "build" / tag) / "ptx_conformance"
+        checks.check("wrappers under the emulator", conformance, checks, emulated)
+        checks.check("planted faults under the emulator", planted, checks, emulated)
     print(f"\n{table(checks.rows)}")
     if options.rehearse:
         print("A rehearsal: nothing ran on a GPU.")
