@@ -16,36 +16,35 @@
 
 namespace eagle::cuda {
 
-template <class T, class C, int kHeadDim>
+template <class T, class C, int kHeadDim, int kParts>
 class CommonLoads {
  protected:
   static constexpr bool kCodes = std::is_same_v<C, float8_t>;
-  static constexpr int kLag = kCodes ? 0 : 1;   // a tile of the ring is free one item later: it is worked on
-  static constexpr int kPairs = kHeadDim / 16;  // pairs of 8 dimensions
+  static constexpr int kLag = kCodes ? 0 : 1;  // a tile of the ring is free one item later: it is worked on
+  static constexpr int kPairs = kHeadDim / 16 / kParts;  // a warp's pairs of 8 dimensions of the output
   using Layout = Tile<kHeadDim>;
 
-  __device__ __forceinline__ CommonLoads(const AttendParams& p, const Plan& plan)
-      : p_(p), plan_(plan), shared_(shared_memory<CommonShared>()) {
-    split_ = static_cast<int>(blockIdx.z) / plan.row_blocks;
-    first_row_ = static_cast<int>(blockIdx.z) % plan.row_blocks * plan.rows_per_block;
+  __device__ __forceinline__ CommonLoads(const AttendParams& p, const Plan& plan, CommonShared& shared)
+      : p_(p), plan_(plan), shared_(shared) {
     unsigned char* const behind =
         reinterpret_cast<unsigned char*>(&shared_) + (sizeof(CommonShared) + 127) / 128 * 128;
     queries_ = reinterpret_cast<uint4*>(behind);
     ring_ = queries_ + plan.rows_per_block * Layout::kPitch;
-    uint4* const groups = ring_ + (kCodes ? 2 : plan.ring) * kStep * Layout::kPitch;
-    group_out_ = reinterpret_cast<float2*>(groups) + warp_id() * 4 * kPairs * kWarpSize + lane_id();
   }
 
-  static __device__ __forceinline__ int request() { return static_cast<int>(blockIdx.x); }
-  static __device__ __forceinline__ int kv_head() { return static_cast<int>(blockIdx.y); }
+  // Of the task, behind a barrier.
+  __device__ __forceinline__ int request() const { return shared_.task.request; }
+  __device__ __forceinline__ int kv_head() const { return shared_.task.kv_head; }
+  __device__ __forceinline__ int first_row() const { return shared_.task.row_block * plan_.rows_per_block; }
 
   __device__ __forceinline__ void load_queries() {
+    const int first_row = this->first_row();
     const T* const q = static_cast<const T*>(p_.q) + request() * p_.q_strides[0];
     for (int i = static_cast<int>(threadIdx.x); i < plan_.rows_per_block * Layout::kPieces;
          i += static_cast<int>(blockDim.x)) {
       const int row = i / Layout::kPieces, piece = i % Layout::kPieces;
-      const int node = (first_row_ + row) / plan_.group,
-                head = kv_head() * plan_.group + (first_row_ + row) % plan_.group;
+      const int node = (first_row + row) / plan_.group,
+                head = kv_head() * plan_.group + (first_row + row) % plan_.group;
       const T* const from =
           q + (row < rows_ ? node * p_.q_strides[1] + head * p_.q_strides[2] + piece * 8 : 0);
       copy_piece(queries_ + Layout::at(row, piece), from, row < rows_, plan_.vectors);
@@ -62,11 +61,11 @@ class CommonLoads {
   __device__ __forceinline__ Place look_up(int first) const {
     const int wanted = first + lane_id();
     Place place;
-    if (first >= 0 && wanted >= first_ && wanted < last_)
+    if (first >= 0 && wanted >= shared_.begin && wanted < shared_.end)
       place.slot = cache_slot(p_.cache, request(), wanted);
     if (kCodes && place.slot.page >= 0) {
-      place.k_scale = load_read_only(k_scale_at(p_.cache, place.slot, kv_head()));
-      place.v_scale = load_read_only(v_scale_at(p_.cache, place.slot, kv_head()));
+      place.k_scale = load(k_scale_at(p_.cache, place.slot, kv_head()));
+      place.v_scale = load(v_scale_at(p_.cache, place.slot, kv_head()));
     }
     return place;
   }
@@ -79,11 +78,15 @@ class CommonLoads {
       scales().v[index][lane_id()] = found.v_scale;
     }
   }
+  // What lies behind the tiles is computed, as registers are scarce.
+  __device__ __forceinline__ float2* group_out() const {
+    return reinterpret_cast<float2*>(ring_ + (kCodes ? 2 : plan_.ring) * kStep * Layout::kPitch) +
+           warp_id() * 4 * kPairs * kWarpSize + lane_id();
+  }
   __device__ __forceinline__ CodeScales& scales() const {
     return *reinterpret_cast<CodeScales*>(codes() + plan_.ring * kStep * (kHeadDim / 16));
   }
-  __device__ __forceinline__ uint4* codes()
-      const {  // behind the accumulators; computed, as registers are scarce
+  __device__ __forceinline__ uint4* codes() const {
     return ring_ + 2 * kStep * Layout::kPitch + plan_.rows_per_block * (kHeadDim / 4);
   }
 
@@ -91,7 +94,7 @@ class CommonLoads {
   __device__ __forceinline__ void issue(int item, int ahead) const {
     const int step = item / 2;
     constexpr int kElements = 16 / static_cast<int>(sizeof(C)), kPieces = kHeadDim / kElements;
-    if (steps_.after(position_, ahead) >= 0) {
+    if (shared_.steps.after(position_, ahead) >= 0) {
       uint4* const tile = kCodes ? codes() + item % plan_.ring * kStep * kPieces
                                  : ring_ + item % plan_.ring * kStep * Layout::kPitch;
       const bool values = item % 2 != 0;
@@ -100,7 +103,8 @@ class CommonLoads {
       const int64_t row_stride = values ? p_.cache.v_row_stride : p_.cache.k_row_stride;
       const int64_t head = kv_head() * (values ? p_.cache.v_head_stride : p_.cache.k_head_stride);
 #pragma unroll 1  // registers are scarce here, and copies wait for nothing
-      for (int i = static_cast<int>(threadIdx.x); i < kStep * kPieces; i += static_cast<int>(blockDim.x)) {
+      for (int i = computed_here(static_cast<int>(threadIdx.x)); i < kStep * kPieces;
+           i += static_cast<int>(blockDim.x)) {
         const int row = i / kPieces, piece = i % kPieces;
         const CacheSlot slot = shared_.slots[step % kLookahead][row];
         const bool present = slot.page >= 0;
@@ -119,7 +123,7 @@ class CommonLoads {
     uint4* const to = ring_ + tile_of(item) * kStep * Layout::kPitch;
     const float* const scale = scales().v[item / 2 % kLookahead];
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kStep * Layout::kPieces;
+    for (int i = computed_here(static_cast<int>(threadIdx.x)); i < kStep * Layout::kPieces;
          i += static_cast<int>(blockDim.x)) {
       const int row = i / Layout::kPieces, piece = i % Layout::kPieces;
       const uint2 codes = from[i];
@@ -149,12 +153,9 @@ class CommonLoads {
   const AttendParams& p_;
   const Plan& plan_;
   CommonShared& shared_;
-  int split_, first_row_, rows_;
+  int rows_;
   uint4* queries_;
   uint4* ring_;
-  float2* group_out_;
-  int first_, last_;  // positions that some row of the block sees
-  Steps steps_;
   int position_;  // of the step; -1: no more
 };
 

@@ -16,33 +16,48 @@
 
 namespace eagle::cuda {
 
-template <class T, class C, int kHeadDim>
-class CommonPass : CommonLoads<T, C, kHeadDim> {
-  using Loads = CommonLoads<T, C, kHeadDim>;
+// kParts: so many warps share 16 rows, each for its part of the output's dimensions, which halves the
+// registers that hold them; they compute the same scores.
+template <class T, class C, int kHeadDim, int kParts = 1>
+class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
+  static_assert(kParts == 1 || (kHeadDim & (kHeadDim - 1)) == 0);
+  using Loads = CommonLoads<T, C, kHeadDim, kParts>;
   using Loads::arrive, Loads::tile_of, Loads::scales;
   using Loads::kCodes, Loads::kLag, Loads::kPairs;
-  using Loads::p_, Loads::plan_, Loads::shared_, Loads::queries_, Loads::ring_, Loads::group_out_;
-  using Loads::request, Loads::kv_head, Loads::load_queries, Loads::look_up, Loads::publish, Loads::issue,
-      Loads::convert;
-  using Loads::split_, Loads::first_row_, Loads::rows_, Loads::first_, Loads::last_, Loads::steps_,
+  using Loads::load_queries, Loads::look_up, Loads::publish, Loads::issue, Loads::convert;
+  using Loads::p_, Loads::plan_, Loads::shared_, Loads::queries_, Loads::ring_, Loads::rows_,
       Loads::position_;
+  using Loads::request, Loads::kv_head, Loads::first_row;
   using typename Loads::Layout;
 
  public:
-  __device__ __forceinline__ CommonPass(const AttendParams& p, const Plan& plan) : Loads(p, plan) {}
+  __device__ __forceinline__ CommonPass(const AttendParams& p, const Plan& plan, CommonShared& shared)
+      : Loads(p, plan, shared) {}
 
-  __device__ __forceinline__ void run() {
-    const int nodes = request_nodes(p_, request());
-    rows_ = nodes * plan_.group - first_row_;
+  // Whole block. A request without rows there, or rows that see nothing there, cost nothing and leave
+  // nothing.
+  __device__ __forceinline__ void run(const CommonTask& task) {
+    const int nodes = request_nodes(p_, task.request), first_row = task.row_block * plan_.rows_per_block;
+    rows_ = min(nodes * plan_.group - first_row, plan_.rows_per_block);
     if (rows_ <= 0) return;
-    prefix_ = request_prefix(p_, request());
-    find_limits();
-    const Units units = request_units(plan_, prefix_, p_.first_node + nodes, p_.window);
-    find_steps(units);
+    const int prefix = request_prefix(p_, task.request);
+    if (threadIdx.x == 0) shared_.task = task;
+    int begin, end;
+    find_limits(task, prefix, begin, end);
+    const Units units = request_units(plan_, prefix, p_.first_node + nodes, p_.window);
+    const Steps steps{units.size(), units.size() * (plan_.splits - 1), end};
+    position_ = first_step(units, task.split, begin, end);
     if (position_ < 0) return;
+    if (threadIdx.x == 0) {
+      shared_.begin = begin;
+      shared_.end = end;
+      shared_.steps = steps;
+      shared_.units = units;
+    }
+    if (warp_id() == 0) __syncwarp();
     load_queries();
     if (warp_id() == 0)
-      for (int i = 0; i + 1 < kLookahead; ++i) publish(i, look_up(steps_.after(position_, i)));
+      for (int i = 0; i + 1 < kLookahead; ++i) publish(i, look_up(shared_.steps.after(position_, i)));
     __syncthreads();
     for (int item = 0; item + kLag < plan_.ring; ++item) issue(item, item / 2);
     if constexpr (kCodes) {
@@ -51,25 +66,25 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
     }
 
     clear();
-    const bool works = kWarpRows * warp_id() < rows_;
+    const bool works = warp_row() < rows_;
     for (int step = 0; position_ >= 0; ++step) {
       arrive();
       typename Loads::Place found{};
-      if (warp_id() == 0) found = look_up(steps_.after(position_, kLookahead - 1));
+      if (warp_id() == 0) found = look_up(shared_.steps.after(position_, kLookahead - 1));
       issue(2 * step + plan_.ring - kLag, (plan_.ring - kLag) / 2);
       if (warp_id() == 0) publish((step + kLookahead - 1) % kLookahead, found);
       if constexpr (kCodes) convert(2 * step + 1);
-      float scores[kStep / 8][4];
-      if (works) score(tile_of(2 * step), step % kLookahead, scores);
+      uint4 weights[kStep / 16];
+      if (works) score(tile_of(2 * step), step % kLookahead, weights);
       arrive();
       issue(2 * step + 1 + plan_.ring - kLag, (plan_.ring + 1 - kLag) / 2);
       if constexpr (kCodes)
-        if (steps_.after(position_, 1) >= 0) convert(2 * step + 2);
-      if (works) add_values(tile_of(2 * step + 1), scores);
+        if (shared_.steps.after(position_, 1) >= 0) convert(2 * step + 2);
+      if (works) add_values(tile_of(2 * step + 1), weights);
 
-      const int next = steps_.after(position_, 1);
+      const int next = shared_.steps.after(position_, 1);
       if (works && (next < 0 || next / kChunk != position_ / kChunk)) {
-        finish_chunk(units, next);
+        finish_chunk(next);
         clear();
       }
       position_ = next;
@@ -81,18 +96,20 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
   // ---- what the rows see
   // ------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ int row_of(int half) const {
-    return kWarpRows * warp_id() + lane_id() / 4 + 8 * half;
-  }
+  // The warp's first row, and its part of the dimensions.
+  static __device__ __forceinline__ int warp_row() { return kWarpRows * (warp_id() / kParts); }
+  static __device__ __forceinline__ int part() { return warp_id() % kParts; }
+  static __device__ __forceinline__ int row_of(int half) { return warp_row() + lane_id() / 4 + 8 * half; }
 
-  __device__ __forceinline__ void find_limits() {
+  __device__ __forceinline__ void find_limits(const CommonTask& task, int prefix, int& begin, int& end) {
+    const int first_row = task.row_block * plan_.rows_per_block;
     int first = 0x7fffffff, last = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_of(half);
       stands_[half] = 0;
       if (row >= rows_) continue;
-      const Span span = node_span(p_, request(), (first_row_ + row) / plan_.group, prefix_);
+      const Span span = node_span(p_, task.request, (first_row + row) / plan_.group, prefix);
       stands_[half] = span.position;
       if (span.begin >= span.limit) continue;
       first = min(first, span.begin);
@@ -105,23 +122,21 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
       shared_.last[warp_id()] = last;
     }
     __syncthreads();
-    first_ = 0x7fffffff;
-    last_ = 0;
+    begin = 0x7fffffff;
+    end = 0;
     for (int w = 0; w < static_cast<int>(blockDim.x) / kWarpSize; ++w) {
-      first_ = min(first_, shared_.first[w]);
-      last_ = max(last_, shared_.last[w]);
+      begin = min(begin, shared_.first[w]);
+      end = max(end, shared_.last[w]);
     }
   }
 
-  __device__ __forceinline__ void find_steps(const Units& units) {
-    steps_ = {units.size(), units.size() * (plan_.splits - 1), last_};
-    position_ = -1;
-    if (first_ >= last_) return;
-    // The block's first unit at or behind the first position.
-    int unit = units.at(first_);
-    unit += (split_ + plan_.splits - (unit - units.first) % plan_.splits) % plan_.splits;
-    const int position = max(unit * units.size(), first_ / kStep * kStep);
-    if (position < last_) position_ = position;
+  // Of the block's first unit at or behind the first position; -1: none.
+  __device__ __forceinline__ int first_step(const Units& units, int split, int begin, int end) const {
+    if (begin >= end) return -1;
+    int unit = units.at(begin);
+    unit += (split + plan_.splits - (unit - units.first) % plan_.splits) % plan_.splits;
+    const int position = max(unit * units.size(), begin / kStep * kStep);
+    return position < end ? position : -1;
   }
 
   // ---- one step
@@ -136,19 +151,21 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
       for (int j = 0; j < 4; ++j) out_[i][j] = 0.0f;
   }
 
-  // Scores of the warp's rows, then weights relative to the running maximum in their place; what was summed
-  // before is scaled to it. A factor of 1, from then on the rule, changes nothing.
-  __device__ __forceinline__ void score(int slot, int index, float (&s)[kStep / 8][4]) {
+  // Scores of the warp's rows, and from them weights relative to the running maximum, as the matrix a of
+  // their product with the values; what was summed before is scaled to it. A factor of 1, from then on the
+  // rule, changes nothing.
+  __device__ __forceinline__ void score(int slot, int index, uint4 (&weights)[kStep / 16]) {
+    float s[kStep / 8][4];
     const uint4* const keys = ring_ + slot * kStep * Layout::kPitch;
     const int lane = lane_id();
-    const int a_start = Layout::at(kWarpRows * warp_id() + lane % 16, lane / 16);
+    const int a_start = Layout::at(warp_row() + lane % 16, lane / 16);
     const int b_start = Layout::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
     for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
       for (int j = 0; j < 4; ++j) s[n][j] = 0.0f;
-#pragma unroll(kCodes ? 2 : 4)  // of codes, four would not fit the registers
-    for (int k = 0; k < kPairs; ++k) {
+#pragma unroll(kCodes || kParts > 1 ? 2 : 4)  // where four would not fit the registers
+    for (int k = 0; k < kHeadDim / 16; ++k) {
       const uint4 a = load_matrices(queries_ + Layout::from(a_start, 0, 2 * k));
 #pragma unroll
       for (int n = 0; n < kStep / 16; ++n) {
@@ -199,6 +216,13 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
           sum_[half] += s[n][j];
         }
     }
+#pragma unroll
+    for (int k = 0; k < kStep / 16; ++k) {
+      const float (&low)[4] = s[2 * k];
+      const float (&high)[4] = s[2 * k + 1];
+      weights[k] = {pack<T>(low[0], low[1]), pack<T>(low[2], low[3]), pack<T>(high[0], high[1]),
+                    pack<T>(high[2], high[3])};
+    }
     if (__any_sync(kFullMask, scale[0] != 1.0f || scale[1] != 1.0f)) {
 #pragma unroll
       for (int i = 0; i < 2 * kPairs; ++i)
@@ -207,20 +231,16 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
     }
   }
 
-  __device__ __forceinline__ void add_values(int slot, const float (&weights)[kStep / 8][4]) {
+  __device__ __forceinline__ void add_values(int slot, const uint4 (&weights)[kStep / 16]) {
     const uint4* const values = ring_ + slot * kStep * Layout::kPitch;
-    const int b_start = Layout::at(lane_id() % 16, lane_id() / 16);
+    const int b_start = Layout::at(lane_id() % 16, lane_id() / 16 + 2 * kPairs * part());
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k) {
-      const float (&low)[4] = weights[2 * k];
-      const float (&high)[4] = weights[2 * k + 1];
-      const uint4 a{pack<T>(low[0], low[1]), pack<T>(low[2], low[3]), pack<T>(high[0], high[1]),
-                    pack<T>(high[2], high[3])};
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         const uint4 b = load_matrices_transposed(values + Layout::from(b_start, k, 2 * i));
-        multiply_add<T>(out_[2 * i], a, b.x, b.y);
-        multiply_add<T>(out_[2 * i + 1], a, b.z, b.w);
+        multiply_add<T>(out_[2 * i], weights[k], b.x, b.y);
+        multiply_add<T>(out_[2 * i + 1], weights[k], b.z, b.w);
       }
     }
   }
@@ -229,7 +249,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
   // ----------------------------------------------------------------------------
 
   // `next` is the step behind this one, or -1.
-  __device__ __forceinline__ void finish_chunk(const Units& units, int next) {
+  __device__ __forceinline__ void finish_chunk(int next) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = sum_[half];
@@ -239,16 +259,21 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
     }
     group_begun_ = true;
     __syncwarp();
+    const Units units = shared_.units;
     const int unit = units.at(position_);
     if (next < 0 || units.at(next) != unit) write(unit - units.first);
   }
 
   __device__ __forceinline__ float2& group_out(int half, int i) const {
-    return group_out_[(half * 2 * kPairs + i) * kWarpSize];
+    return Loads::group_out()[(half * 2 * kPairs + i) * kWarpSize];
   }
 
   __device__ __forceinline__ Stats& group_stats(int half) const {
     return shared_.group[warp_id()][lane_id() / 4 + 8 * half];
+  }
+
+  __device__ __forceinline__ Stats& running(int half) const {
+    return shared_.total[warp_id()][lane_id() / 4 + 8 * half];
   }
 
   __device__ __forceinline__ void fold_into_group(int half, const Stats& chunk) {
@@ -279,9 +304,9 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
       const int row = row_of(half);
       const bool exists = row < rows_;
       const int64_t index =
-          partial_index(p_, plan_, request(), kv_head(), slot, first_row_ + (exists ? row : 0));
-      float* const out = partials.out + index * kHeadDim + lane_id() % 4 * 2;
-      Stats total = folds && exists ? load(partials.stats + index) : no_keys();
+          partial_index(p_, plan_, request(), kv_head(), slot, first_row() + (exists ? row : 0));
+      float* const out = partials.out + index * kHeadDim + 16 * kPairs * part() + lane_id() % 4 * 2;
+      Stats total = folds ? running(half) : no_keys();
       const Fold f = fold(total, group_stats(half));
 #pragma unroll 2
       for (int i = 0; i < 2 * kPairs; ++i) {
@@ -293,14 +318,15 @@ class CommonPass : CommonLoads<T, C, kHeadDim> {
         }
         if (exists) store(to, x);
       }
-      __syncwarp();
-      if (exists && lane_id() % 4 == 0) store(partials.stats + index, total);
+      __syncwarp();  // four lanes have read what one of them writes
+      if (lane_id() % 4 != 0) continue;
+      if (plan_.splits == 1) running(half) = total;
+      if (exists && part() == 0) store(partials.stats + index, total);
     }
     written_ = true;
     group_begun_ = false;
   }
 
-  int prefix_;
   int stands_[2];  // positions of this thread's rows; 0 where there is none
   float max_[2], sum_[2], out_[2 * kPairs][4];
   bool written_ = false, group_begun_ = false;

@@ -21,11 +21,11 @@ struct Span {
 
 __device__ __forceinline__ int request_prefix(const TreeAttentionParams& p, int request) {
   const int64_t most = min(cache_capacity(p.cache), int64_t{kMaxPrefix});
-  const int length = max(load_read_only(p.seq_lens + request), 0);
+  const int length = max(load(p.seq_lens + request), 0);
   return static_cast<int>(min(int64_t{length}, most));
 }
 __device__ __forceinline__ int request_nodes(const TreeAttentionParams& p, int request) {
-  return min(max(load_read_only(p.num_nodes + request), 0), p.max_nodes);
+  return min(max(load(p.num_nodes + request), 0), p.max_nodes);
 }
 
 // Word `word` of the ancestors of a row's node and of the node itself.
@@ -36,8 +36,7 @@ __device__ __forceinline__ uint32_t mask_word(const AttendParams& p, int request
   const uint32_t own = 1u << node % 32;
   uint32_t bits = ~0u;
   if (p.mask)
-    bits =
-        static_cast<uint32_t>(load_read_only(p.mask + (int64_t{request} * p.max_nodes + row) * words + word));
+    bits = static_cast<uint32_t>(load(p.mask + (int64_t{request} * p.max_nodes + row) * words + word));
   return word == node / 32 ? (bits & (own - 1)) | own : bits;
 }
 

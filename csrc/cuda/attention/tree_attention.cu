@@ -24,7 +24,10 @@ namespace {
 template <class T, class C, int kHeadDim>
 __global__ void __launch_bounds__(kHeadDim <= 128 ? 512 : 256)
     common_pass_kernel(const __grid_constant__ AttendParams p, const __grid_constant__ Plan plan) {
-  CommonPass<T, C, kHeadDim>(p, plan).run();
+  const int z = static_cast<int>(blockIdx.z);
+  const CommonTask task{static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), z / plan.row_blocks,
+                        z % plan.row_blocks};
+  CommonPass<T, C, kHeadDim>(p, plan, shared_memory<CommonShared>()).run(task);
 }
 
 // registers: <= 128

@@ -198,6 +198,13 @@ __device__ __forceinline__ void need_whole_grid() {}
 // Memory accesses stay on their side: for loops whose loads, all hoisted, would not fit the registers.
 __device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
 
+// The same number, but what follows from it is computed where it stands: for loops in which registers are too
+// scarce to hold it from outside.
+__device__ __forceinline__ int computed_here(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 #else
 
 template <class T>
@@ -271,6 +278,7 @@ __forceinline__ void copy_async_wait() {
 
 __forceinline__ void need_whole_grid() { simt::need_whole_grid(); }
 __forceinline__ void keep_order() {}
+__forceinline__ int computed_here(int x) { return x; }
 
 #endif
 
