@@ -1,13 +1,13 @@
 #pragma once
 // The common pass of tree_attention: keys that lie well before every query, on tensor cores.
 //
-// Grid: x requests, y KV heads, z splits of the positions x blocks of rows. A block packs the queries of one
-// KV head, row = node * group + head, 16 rows to a warp, and walks over its units of positions (one chunk of
-// 256, or a group of 8 chunks), 32 positions at a time at absolute multiples. Tiles of 32 keys and of 32
-// values alternate in a ring in shared memory, which the warps share; while one is worked on, the next ones
-// are on their way. A warp reduces each chunk from empty; chunks of a group are folded left to right into an
-// accumulator in shared memory. A row's own limits are a mask; positions that no row of the block sees, or
-// that have no page, are loaded as zeros, so that nothing in dead pages meets a zero weight.
+// A block packs the queries of one KV head, row = node * group + head, 16 rows to a warp, and walks over its
+// units of positions (one chunk of 256, or a group of 8 chunks), 32 positions at a time at absolute
+// multiples. Tiles of 32 keys and of 32 values alternate in a ring in shared memory, which the warps share;
+// while one is worked on, the next ones are on their way. A warp reduces each chunk from empty; chunks of a
+// group are folded left to right into an accumulator in shared memory. A row's own limits are a mask;
+// positions that no row of the block sees, or that have no page, are loaded as zeros, so that nothing in dead
+// pages meets a zero weight.
 #include <cuda_runtime.h>
 
 #include "cuda/attention/common_loads.cuh"

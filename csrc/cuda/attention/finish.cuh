@@ -2,9 +2,9 @@
 // The end of tree_attention: the tail of each row in order of position, folded onto what the common pass
 // found.
 //
-// Grid: x requests x nodes, y KV heads x blocks of at most 8 query heads, a warp each. The node's ancestors
-// are looked up in its mask and stand at the positions that they will have once accepted. Keys and values of
-// at most 48 positions lie in shared memory; a lane scores two of the positions, then owns pairs of output
+// A block has a node and at most 8 query heads of a KV head at a time, a warp each. The node's ancestors are
+// looked up in its mask and stand at the positions that they will have once accepted. Keys and values of at
+// most 48 positions lie in shared memory; a lane scores two of the positions, then owns pairs of output
 // dimensions and adds the values in order of position. float, which has no common pass, reduces its chunks
 // here in the same way. Codes of float8 are read as numbers; their scales multiply the scores and the
 // weights. The logit of a sink is folded on last.
@@ -40,6 +40,12 @@ struct FinishShared {
   float k_scale[kCodes ? kPositions : 1], v_scale[kCodes ? kPositions : 1];  // 0 where there is no row
 };
 
+// What one block does at a time, kFinishWarps query heads of the KV head's group.
+struct FinishTask {
+  int request, node, kv_head, head_block;
+};
+
+// All but pages, a tensor's scales and sinks may have been written in the same launch.
 template <class T, class C, int kHeadDim>
 class Finish {
  public:
@@ -49,37 +55,43 @@ class Finish {
   static constexpr int kBatch = kPairs <= 2 ? 8 : 4;   // partials on their way at a time
   using Out = float[kPairs][2];
 
-  __device__ __forceinline__ Finish(const AttendParams& p, const Plan& plan)
-      : p_(p), plan_(plan), shared_(shared_memory<Shared>()) {
-    const int head_blocks = (plan.group + kFinishWarps - 1) / kFinishWarps;
-    request_ = static_cast<int>(blockIdx.x) / p.max_nodes;
-    node_ = static_cast<int>(blockIdx.x) % p.max_nodes;
-    kv_head_ = static_cast<int>(blockIdx.y) / head_blocks;
-    head_ = static_cast<int>(blockIdx.y) % head_blocks * kFinishWarps + warp_id();
-  }
+  __device__ __forceinline__ Finish(const AttendParams& p, const Plan& plan, Shared& shared)
+      : p_(p), plan_(plan), shared_(shared) {}
 
-  __device__ __forceinline__ void run() {
-    const int nodes = request_nodes(p_, request_);
-    if (node_ >= nodes) return;
+  // Whole block, of at least min(group, kFinishWarps) warps: what needs no partial of the common pass.
+  // `shared` is free before and behind it only with a barrier of the caller's.
+  __device__ __forceinline__ void tail(const FinishTask& task) {
+    request_ = task.request;
+    node_ = task.node;
+    kv_head_ = task.kv_head;
+    head_ = task.head_block * kFinishWarps + warp_id();
+    works_ = false;
+    nodes_ = request_nodes(p_, request_);
+    if (node_ >= nodes_) return;
     prefix_ = request_prefix(p_, request_);
     span_ = node_span(p_, request_, node_, prefix_);
-    const bool works = head_ < plan_.group;  // the others help to load
-    load_query(works);
+    works_ = warp_id() < kFinishWarps && head_ < plan_.group;  // the others help to load
+    load_query();
+    total_ = no_keys();
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) out_[i][0] = out_[i][1] = 0.0f;
+    if constexpr (std::is_same_v<T, float>) reduce_chunks();
+    reduce(max(span_.limit, span_.begin), span_.position + 1, tail_, tail_out_);
+  }
 
-    Stats total = no_keys();
-    Out out{};
-    if constexpr (std::is_same_v<T, float>)
-      reduce_chunks(works, total, out);
-    else if (works)
-      fold_partials(nodes, total, out);
-    Stats tail;
-    Out tail_out;
-    reduce(max(span_.limit, span_.begin), span_.position + 1, works, tail, tail_out);
-    if (!works) return;
-    fold_into(total, out, tail, tail_out);
-    if (p_.sinks) fold_into(total, out, {load_read_only(p_.sinks + query_head()), 1.0f}, Out{});
-    if (!std::is_same_v<T, float> && !trunk_is_chain()) spoil(total, out);
-    write(total, out);
+  // Then, once the common pass of the request and KV head is over; no barrier.
+  __device__ __forceinline__ void fold_and_write() {
+    if (!works_) return;
+    if constexpr (!std::is_same_v<T, float>) fold_partials();
+    fold_into(total_, out_, tail_, tail_out_);
+    if (p_.sinks) fold_into(total_, out_, {load_read_only(p_.sinks + query_head()), 1.0f}, Out{});
+    if (!std::is_same_v<T, float> && !trunk_is_chain()) spoil();
+    write();
+  }
+
+  __device__ __forceinline__ void run(const FinishTask& task) {
+    tail(task);
+    fold_and_write();
   }
 
  private:
@@ -105,10 +117,10 @@ class Finish {
     }
     return missing == 0 || span_.begin >= span_.limit;
   }
-  __device__ __forceinline__ void spoil(Stats& total, Out& out) const {
-    total = {bits_float(0x7fc00000u), 1.0f};
+  __device__ __forceinline__ void spoil() {
+    total_ = {bits_float(0x7fc00000u), 1.0f};
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) out[i][0] = out[i][1] = bits_float(0x7fc00000u);
+    for (int i = 0; i < kPairs; ++i) out_[i][0] = out_[i][1] = bits_float(0x7fc00000u);
   }
 
   // ---- what the common pass left
@@ -128,10 +140,10 @@ class Finish {
     }
   }
 
-  __device__ __forceinline__ void fold_partials(int nodes, Stats& total, Out& out) const {
+  __device__ __forceinline__ void fold_partials() {
     if (span_.begin >= span_.limit) return;
-    const Units units = request_units(plan_, prefix_, p_.first_node + nodes, p_.window);
-    if (plan_.splits == 1) return read_partial(0, total, out);
+    const Units units = request_units(plan_, prefix_, p_.first_node + nodes_, p_.window);
+    if (plan_.splits == 1) return read_partial(0, total_, out_);
     const int first = units.at(span_.begin), last = units.at(span_.limit - 1);
     Stats group = no_keys();
     Out group_out{};
@@ -149,22 +161,22 @@ class Finish {
         fold_into(group, group_out, stats[i], x[i]);
         const bool chunks = units.log2_size == kLog2Chunk;
         if (chunks && unit % kGroupChunks != kGroupChunks - 1 && unit < last) continue;
-        fold_into(total, out, group, group_out);
+        fold_into(total_, out_, group, group_out);
         group = no_keys();
       }
     }
   }
 
-  __device__ __forceinline__ void reduce_chunks(bool works, Stats& total, Out& out) {
+  __device__ __forceinline__ void reduce_chunks() {
     Stats group = no_keys();
     Out group_out{};
     for (int chunk = span_.begin / kChunk; chunk * kChunk < span_.limit; ++chunk) {
       Stats stats;
       Out x;
-      reduce(max(chunk * kChunk, span_.begin), min((chunk + 1) * kChunk, span_.limit), works, stats, x);
+      reduce(max(chunk * kChunk, span_.begin), min((chunk + 1) * kChunk, span_.limit), stats, x);
       fold_into(group, group_out, stats, x);
       if (chunk % kGroupChunks != kGroupChunks - 1 && (chunk + 1) * kChunk < span_.limit) continue;
-      fold_into(total, out, group, group_out);
+      fold_into(total_, out_, group, group_out);
       group = no_keys();
     }
   }
@@ -172,8 +184,8 @@ class Finish {
   // ---- keys in order of position
   // ------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void load_query(bool works) {
-    if (!works) return;
+  __device__ __forceinline__ void load_query() {
+    if (!works_) return;
     const T* const q = static_cast<const T*>(p_.q) + request_ * p_.q_strides[0] + node_ * p_.q_strides[1] +
                        query_head() * p_.q_strides[2];
     for (int d = lane_id(); d < kHeadDim; d += kWarpSize) shared_.query[warp_id()][d] = to_float(load(q + d));
@@ -198,8 +210,8 @@ class Finish {
         shared_.slots[j] = slot;
         if constexpr (kCodes) {
           const bool present = slot.page >= 0;
-          shared_.k_scale[j] = present ? load_read_only(k_scale_at(p_.cache, slot, kv_head_)) : 0.0f;
-          shared_.v_scale[j] = present ? load_read_only(v_scale_at(p_.cache, slot, kv_head_)) : 0.0f;
+          shared_.k_scale[j] = present ? load(k_scale_at(p_.cache, slot, kv_head_)) : 0.0f;
+          shared_.v_scale[j] = present ? load(v_scale_at(p_.cache, slot, kv_head_)) : 0.0f;
         }
       }
     }
@@ -257,11 +269,11 @@ class Finish {
   }
 
   // Everything about the positions [begin, end), at most kScores, from empty.
-  __device__ __forceinline__ void reduce(int begin, int end, bool works, Stats& stats, Out& out) {
+  __device__ __forceinline__ void reduce(int begin, int end, Stats& stats, Out& out) {
     constexpr int kPositions = Shared::kPositions;
     const int count = end - begin, lane = lane_id();
     const bool together = count <= kPositions;
-    float* const score = shared_.score[warp_id()];
+    float* const score = shared_.score[warp_id() % kFinishWarps];  // of who has none, unused
     float highest = minus_infinity();
     for (int first = 0; first < count; first += kPositions) {
       const int positions = min(kPositions, count - first);
@@ -274,7 +286,7 @@ class Finish {
         copy_async_wait<0>();
       }
       __syncthreads();
-      for (int j = lane; works && j < positions; j += kWarpSize) {
+      for (int j = lane; works_ && j < positions; j += kWarpSize) {
         const bool present = shared_.slots[j].page >= 0;
         float s = dot(shared_.keys + j * Shared::kPitch, shared_.query[warp_id()]) * p_.softmax_scale;
         if constexpr (kCodes) s *= shared_.k_scale[j];
@@ -286,7 +298,7 @@ class Finish {
     }
     highest = warp_reduce(highest, [](float a, float b) { return max(a, b); });
     const float shift = shift_of(highest);
-    for (int j = lane; works && j < count; j += kWarpSize) score[j] = exp_f32(score[j] - shift);
+    for (int j = lane; works_ && j < count; j += kWarpSize) score[j] = exp_f32(score[j] - shift);
     __syncwarp();
 
     stats = {highest, 0.0f};
@@ -300,7 +312,7 @@ class Finish {
       }
       copy_async_wait<0>();
       __syncthreads();
-      for (int j = 0; works && j < positions; ++j) {
+      for (int j = 0; works_ && j < positions; ++j) {
         float weight = score[first + j];
         stats.sum += weight;
         if constexpr (kCodes) weight *= shared_.v_scale[j];
@@ -327,18 +339,18 @@ class Finish {
   // ---- results
   // ------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void write(const Stats& total, const Out& out) const {
+  __device__ __forceinline__ void write() const {
     const int head = query_head();
-    const float divisor = total.sum == 0.0f ? 1.0f : total.sum;
+    const float divisor = total_.sum == 0.0f ? 1.0f : total_.sum;
     T* const to = static_cast<T*>(p_.out) + request_ * p_.out_strides[0] + node_ * p_.out_strides[1] +
                   head * p_.out_strides[2];
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const int d = dimension(i);
       if (d >= kHeadDim) continue;
-      const bool none = total.sum == 0.0f;
-      const Pair<T> x{from_float<T>(none ? 0.0f : out[i][0] / divisor),
-                      from_float<T>(none ? 0.0f : out[i][1] / divisor)};
+      const bool none = total_.sum == 0.0f;
+      const Pair<T> x{from_float<T>(none ? 0.0f : out_[i][0] / divisor),
+                      from_float<T>(none ? 0.0f : out_[i][1] / divisor)};
       if (plan_.pairs) {
         store(reinterpret_cast<Pair<T>*>(to + d), x);
       } else {
@@ -348,14 +360,17 @@ class Finish {
     }
     if (p_.lse && lane_id() == 0)
       store(p_.lse + (int64_t{request_} * p_.max_nodes + node_) * p_.num_heads + head,
-            total.sum == 0.0f ? minus_infinity() : total.max + log_f32(total.sum));
+            total_.sum == 0.0f ? minus_infinity() : total_.max + log_f32(total_.sum));
   }
 
   const AttendParams& p_;
   const Plan& plan_;
   Shared& shared_;
-  int request_, node_, kv_head_, head_, prefix_;
+  int request_, nodes_, node_, kv_head_, head_, prefix_;
+  bool works_;  // the warp has a head, and the node exists
   Span span_;
+  Stats total_, tail_;
+  Out out_, tail_out_;
 };
 
 }  // namespace eagle::cuda

@@ -1,4 +1,6 @@
 // tree_attention: two launches, the common pass (common_pass.cuh) and the end of every row (finish.cuh).
+// Grids: x requests, y KV heads, z splits of the positions x blocks of rows; x requests x nodes, y KV heads x
+// blocks of query heads.
 // float goes through the second alone. Which blocks share the work is decided here from sizes that the host
 // knows; no choice changes a bit of the results.
 //
@@ -34,7 +36,10 @@ __global__ void __launch_bounds__(kHeadDim <= 128 ? 512 : 256)
 template <class T, class C, int kHeadDim>
 __global__ void __launch_bounds__(kFinishWarps* kWarpSize, 2)
     finish_kernel(const __grid_constant__ AttendParams p, const __grid_constant__ Plan plan) {
-  Finish<T, C, kHeadDim>(p, plan).run();
+  const int x = static_cast<int>(blockIdx.x), y = static_cast<int>(blockIdx.y);
+  const int head_blocks = (plan.group + kFinishWarps - 1) / kFinishWarps;
+  Finish<T, C, kHeadDim>(p, plan, shared_memory<FinishShared<T, C, kHeadDim>>())
+      .run({x / p.max_nodes, x % p.max_nodes, y / head_blocks, y % head_blocks});
 }
 
 bool multiples(int64_t of, std::initializer_list<int64_t> values) {
