@@ -41,6 +41,7 @@ struct FinishParams {
   int64_t out_stride;
   float4* partials;    // [slices, tiles, token tiles, 32]
   uint32_t* counters;  // [tiles, token groups], zero
+  bool again;          // the counters will be used by another product: zero they shall be in the end
 };
 
 __device__ __forceinline__ float load_as(DType dtype, const void* data, int64_t at) {
@@ -120,7 +121,9 @@ class LinearFinish {
     uint32_t before = 0;
     if (lane_id() == 0) {
       const int group = stream_.first_token_tile() / kTokens;
-      before = atomic_add_acq_rel<Scope::kDevice>(p_.counters + tile * plan_.token_groups + group, 1);
+      uint32_t* const counter = p_.counters + tile * plan_.token_groups + group;
+      before = atomic_add_acq_rel<Scope::kDevice>(counter, 1);
+      if (p_.again && before + 1 == static_cast<uint32_t>(plan_.slices)) store(counter, 0u);
     }
     before = __shfl_sync(kFullMask, before, 0);
     __syncwarp();

@@ -24,8 +24,10 @@ __global__ void __launch_bounds__(kSmallWarps* kWarpSize, 1)
     linear_kernel(const __grid_constant__ StreamPlan plan, const __grid_constant__ FinishParams p) {
   using Small = Stream<Products, 1, kSmallTokenTiles>;
   StreamShared& shared = shared_memory<StreamShared>();
-  Small stream(plan, shared, reinterpret_cast<unsigned char*>(&shared) + kRingOffset);
+  Small stream(plan, {plan, shared.root}, shared.arrived,
+               reinterpret_cast<unsigned char*>(&shared) + kRingOffset);
   const LinearFinish<Small, 1, kSmallTokenTiles> finish(p, plan, stream);
+  stream.init_barriers();
   stream.run(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), finish);
 }
 
@@ -35,8 +37,10 @@ __global__ void __launch_bounds__(kLargeWarps* kWarpSize, 1)
     linear_many_kernel(const __grid_constant__ StreamPlan plan, const __grid_constant__ FinishParams p) {
   using Large = Stream<Products, 2, kLargeTokenTiles>;
   StreamShared& shared = shared_memory<StreamShared>();
-  Large stream(plan, shared, reinterpret_cast<unsigned char*>(&shared) + kRingOffset);
+  Large stream(plan, {plan, shared.root}, shared.arrived,
+               reinterpret_cast<unsigned char*>(&shared) + kRingOffset);
   const LinearFinish<Large, 2, kLargeTokenTiles> finish(p, plan, stream);
+  stream.init_barriers();
   stream.run(static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), finish);
 }
 

@@ -28,7 +28,8 @@ __device__ __forceinline__ void run_block(const StreamPlan& plan, const TopkPara
   unsigned char* const begin = reinterpret_cast<unsigned char*>(&shared);
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   const Topk topk(p, plan, begin + topk_offset);
-  ThisStream stream(plan, shared.stream, begin + kRingOffset);
+  ThisStream stream(plan, {plan, shared.stream.root}, shared.stream.arrived, begin + kRingOffset);
+  stream.init_barriers();
   stream.run(block, blocks, TopkFinish<ThisStream, kRows, kTokens>{topk, p.scales, plan, stream});
   topk.leave(block, blocks);
 
@@ -57,14 +58,6 @@ __global__ void __launch_bounds__(kLargeWarps* kWarpSize, 1)
   run_block<Products, 2, kLargeTokenTiles>(plan, p, topk_offset);
 }
 
-// Row tiles whose ids are summed together: some four chunks a multiprocessor, so that blocks have the same to
-// do and the last has little to fold. A function of the vocabulary's size alone.
-int chunk_tiles(const PackedLayout& layout) {
-  int tiles = 2;
-  while (tiles < kMaxChunkTiles && layout.tiles / (2 * tiles) >= 512) tiles *= 2;
-  return tiles;
-}
-
 int most_blocks(const PackedLayout& layout) {
   return std::min(multiprocessors(), ceil_div(layout.tiles, chunk_tiles(layout)));
 }
@@ -91,10 +84,6 @@ void launch_products(const StreamLaunch& l, const TopkParams& p, int64_t topk_of
                             dim3(static_cast<unsigned>(l.warps * kWarpSize)), stream, l.shared_bytes};
   launch(l.large ? lm_head_topk_many_kernel<Products> : lm_head_topk_kernel<Products>, config, l.plan, p,
          topk_offset);
-}
-
-int64_t topk_bytes(int64_t rows, int pass_tiles) {
-  return rows * (int64_t{sizeof(TopkRow)} + score_pitch(pass_tiles) * int64_t{sizeof(float)});
 }
 
 // At most kTopkTokens rows.

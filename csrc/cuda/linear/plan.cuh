@@ -16,8 +16,13 @@ namespace eagle::cuda {
 
 // Two shapes of warps. Up to 32 tokens a warp has one row tile and all tokens; beyond, two row tiles, so that
 // activations are read half as often from shared memory, and tokens are split over warps from 128 on.
+struct WarpShape {
+  int warps, tiles, token_tiles;
+};
 inline constexpr int kSmallTokenTiles = 4, kLargeTokenTiles = 8;
 inline constexpr int kSmallWarps = 16, kLargeWarps = 12;
+inline constexpr WarpShape kSmallShape{kSmallWarps, 1, kSmallTokenTiles},
+    kLargeShape{kLargeWarps, 2, kLargeTokenTiles};
 
 // How many parts K is summed in. A function of the weight's shape alone, whatever the device: blocks of a GPU
 // of some 132 multiprocessors should all have the same to read. In units of half a tile's step: a block's
@@ -87,7 +92,32 @@ int64_t rows_per_launch(const PackedLayout& layout, int row_bytes, int unit, int
   return most;
 }
 
-// `behind(pass_tiles)`: bytes of shared memory that the kernel wants behind the ring.
+// Which of the kernel's products, where it has its ring, and how many blocks it has.
+struct StreamRoom {
+  WarpShape shape;
+  int blocks;
+  int64_t ring_offset;  // in shared memory
+};
+
+// What a block does at a time: as many tiles as it has in all, or as its warps can take; fewer where the ring
+// would be short of steps. `behind(pass_tiles)`: bytes of shared memory that the kernel wants behind the
+// ring. The ring may come out shorter than the three steps that it needs.
+template <class Behind>
+void plan_passes(StreamPlan& plan, int tile_bytes, int row_bytes, const StreamRoom& room, Behind&& behind) {
+  const auto limit = static_cast<int64_t>(shared_memory_limit());
+  plan.token_groups = ceil_div(plan.token_tiles(), room.shape.token_tiles);
+  const int units = ceil_div(plan.items(), room.blocks);
+  int pass_units = std::max(room.shape.warps / plan.token_groups * room.shape.tiles / plan.unit, 1);
+  pass_units = ceil_div(units, ceil_div(units, pass_units));
+  for (;; --pass_units) {
+    plan.pass_tiles = pass_units * plan.unit;
+    const int64_t step = step_bytes(tile_bytes, row_bytes, plan.pass_tiles, plan.token_tiles());
+    plan.ring = static_cast<int>(
+        std::min<int64_t>((limit - room.ring_offset - behind(plan.pass_tiles)) / step, kMaxRing));
+    if (plan.ring >= 4 || pass_units == 1) return;
+  }
+}
+
 template <class Behind>
 StreamLaunch plan_stream(const PackedWeight& weight, const Rows& rows, int slices, int unit,
                          Behind&& behind) {
@@ -111,26 +141,12 @@ StreamLaunch plan_stream(const PackedWeight& weight, const Rows& rows, int slice
   plan.norm_vectors = address_of(rows.norm_weight) % 16 == 0;
 
   launch.large = plan.token_tiles() > kSmallTokenTiles;
-  plan.token_groups = launch.large ? ceil_div(plan.token_tiles(), kLargeTokenTiles) : 1;
-  const int tiles_per_warp = launch.large ? 2 : 1;
-  const int warps = launch.large ? kLargeWarps : kSmallWarps;
   launch.blocks = std::min(multiprocessors(), plan.items());
-  const auto limit = static_cast<int64_t>(shared_memory_limit());
-
-  // As many tiles at a time as a block has in all, or as its warps can take; fewer where the ring would be
-  // short of steps.
-  const int units = ceil_div(plan.items(), launch.blocks);
-  int pass_units = std::max(warps / plan.token_groups * tiles_per_warp / unit, 1);
-  pass_units = ceil_div(units, ceil_div(units, pass_units));
-  for (;; --pass_units) {
-    plan.pass_tiles = pass_units * unit;
-    const int64_t step = step_bytes(layout.tile_bytes, row_bytes, plan.pass_tiles, plan.token_tiles());
-    plan.ring =
-        static_cast<int>(std::min<int64_t>((limit - kRingOffset - behind(plan.pass_tiles)) / step, kMaxRing));
-    if (plan.ring >= 4 || pass_units == 1) break;
-  }
-  check(plan.ring >= 3, "linear: this device's ", limit, " bytes of shared memory do not hold three steps");
-  launch.warps = ceil_div(plan.pass_tiles, tiles_per_warp) * plan.token_groups;
+  const WarpShape& shape = launch.large ? kLargeShape : kSmallShape;
+  plan_passes(plan, layout.tile_bytes, row_bytes, {shape, launch.blocks, kRingOffset}, behind);
+  check(plan.ring >= 3, "linear: this device's ", shared_memory_limit(),
+        " bytes of shared memory do not hold three steps");
+  launch.warps = ceil_div(plan.pass_tiles, shape.tiles) * plan.token_groups;
   launch.shared_bytes =
       static_cast<size_t>(ring_end(plan, layout.tile_bytes, row_bytes) + behind(plan.pass_tiles));
   return launch;

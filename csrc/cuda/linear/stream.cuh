@@ -7,19 +7,21 @@
 // ring runs on from pass to pass. x is normalised in place, one step ahead. Where the device has bulk copies,
 // they bring the weights, a tile's step each, and a barrier in shared memory for each place of the ring tells
 // that they are there.
+//
+// A kernel of several products asks for the first steps of the next one's weights (prefetch) before it knows
+// that x is there; run() then asks for x alone. The barriers' parities run on from product to product.
 #include <cuda_runtime.h>
 
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/linear/products.cuh"
 #include "cuda/linear/rows.cuh"
+#include "cuda/linear/sources.cuh"
 #include "cuda/linear/work.cuh"
 
 namespace eagle::cuda {
 
 inline constexpr int kMaxRing = 16;
-inline constexpr int kMaxFusedNormRows =
-    32;                                 // beyond, blocks that normalise for themselves do too much twice
 inline constexpr int kMaxTokens = 256;  // rows of x that a launch takes
 
 // At the beginning of shared memory; behind it the ring, and behind that what the kernel wants.
@@ -33,21 +35,25 @@ EAGLE_INLINE int step_bytes(int tile_bytes, int row_bytes, int pass_tiles, int t
   return tile_bytes * pass_tiles + row_bytes * (8 * token_tiles + 1);
 }
 
-// kRows row tiles and up to kTokens token tiles a warp; where these are more rows than a block normalises,
-// there is no norm.
-template <class Products, int kRows, int kTokens>
+// kRows row tiles and up to kTokens token tiles a warp, of rows of a Source (sources.cuh); where these are
+// more than it normalises, there is no norm.
+template <class Products, int kRows, int kTokens, class Source = StridedRows<typename Products::Element>>
 class Stream {
  public:
   using T = typename Products::Element;
   static constexpr bool kIntegers = Products::kIntegers;
   using Sums = float[kRows][kTokens][4];
   static constexpr int kPieces = Products::kPieces, kRowBytes = kPieces * 16;
-  static constexpr bool kFusesNorm = 8 * kTokens <= kMaxFusedNormRows && !kIntegers;
+  static constexpr bool kFusesNorm = 8 * kTokens <= Source::kMostNormed && !kIntegers;
 
-  __device__ __forceinline__ Stream(const StreamPlan& plan, StreamShared& shared, unsigned char* ring)
+  // `parities`: a bit for each place of the ring, of the phase that its barrier is in.
+  __device__ __forceinline__ Stream(const StreamPlan& plan, const Source& source, Mbarrier* arrived,
+                                    unsigned char* ring, uint32_t parities = 0)
       : plan_(plan),
-        shared_(shared),
+        source_(source),
+        arrived_(arrived),
         ring_(ring),
+        parities_(parities),
         step_bytes_(step_bytes(Products::kTileBytes, kRowBytes, plan.pass_tiles, plan.token_tiles())) {
     const int row_warps = static_cast<int>(blockDim.x) / kWarpSize / plan.token_groups;
     first_row_ = warp_id() % row_warps * kRows;
@@ -60,16 +66,46 @@ class Stream {
   __device__ __forceinline__ int first_token_tile() const { return first_token_tile_; }
   __device__ __forceinline__ int token_tiles() const { return token_tiles_; }
 
+  // Once a launch, before everything else.
+  __device__ __forceinline__ void init_barriers() const {
+    if (!plan_.bulk) return;
+    if (threadIdx.x == 0) {
+      for (int slot = 0; slot < plan_.ring; ++slot) mbarrier_init(&arrived_[slot], 1);
+      mbarrier_init_fence();
+    }
+    __syncthreads();
+  }
+
+  // Asks for as many steps of weights as run() begins with.
+  __device__ __forceinline__ void prefetch(int block, int blocks) const {
+    Walk ahead = Walk::begin(plan_, block, blocks);
+    for (int slot = 0; slot + 1 < plan_.ring && ahead.more(); ++slot) {
+      issue_weights(slot, ahead);
+      ahead.advance(plan_);
+    }
+  }
+
+  // Instead of run(): waits for what prefetch() asked for.
+  __device__ __forceinline__ void drop(int block, int blocks) {
+    Walk ahead = Walk::begin(plan_, block, blocks);
+    for (int slot = 0; slot + 1 < plan_.ring && ahead.more(); ++slot) {
+      if (plan_.bulk) mbarrier_wait(&arrived_[slot], parities_ >> slot & 1);
+      parities_ ^= 1u << slot;
+      ahead.advance(plan_);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+  }
+
   // Calls finish(walk, sums) in every warp at the end of every pass.
-  template <class Finish>
+  template <bool kPrefetched = false, class Finish>
   __device__ __forceinline__ void run(int block, int blocks, Finish&& finish) {
     Walk here = Walk::begin(plan_, block, blocks), ahead = here;
     clear_padding();
-    if (plan_.bulk) init_barriers();
-    for (int slot = 0; slot + 1 < plan_.ring; ++slot) issue(slot, ahead);
+    for (int slot = 0; slot + 1 < plan_.ring; ++slot) issue<!kPrefetched>(slot, ahead);
     if constexpr (kFusesNorm) {
       if (normalises()) {
-        find_roots();
+        source_.find_roots();
         wait(plan_.ring - 2);
         __syncthreads();
         if (here.more()) normalise(0, here.step);
@@ -79,12 +115,12 @@ class Stream {
     Sums sum;
     clear(sum);
     int slot = 0, last = plan_.ring - 1;
-    uint32_t parity = 0;  // of the phase that `slot` is in
+    uint32_t parity = 0;  // whether `slot` is used for the second, fourth, ... time
     while (here.more()) {
       wait(plan_.ring - 3);
       __syncthreads();
-      issue(last, ahead);
-      const uint32_t arriving = parity;
+      issue<true>(last, ahead);
+      const uint32_t arriving = parity ^ (parities_ >> slot & 1);
       last = slot;
       slot = slot + 1 == plan_.ring ? 0 : slot + 1;
       parity ^= slot == 0 ? 1u : 0u;
@@ -103,10 +139,15 @@ class Stream {
       here.advance(plan_);
     }
     copy_async_wait<0>();
+    // Places before `slot` were used once more than the others.
+    parities_ ^= (parity != 0 ? ~0u : 0u) ^ ((1u << slot) - 1);
   }
 
+  // Behind all calls: for the next product.
+  __device__ __forceinline__ uint32_t parities() const { return parities_; }
+
  private:
-  __device__ __forceinline__ bool normalises() const { return kFusesNorm && plan_.norm_weight; }
+  __device__ __forceinline__ bool normalises() const { return kFusesNorm && source_.normalises(); }
   __device__ __forceinline__ unsigned char* slot_at(int slot) const { return ring_ + slot * step_bytes_; }
   __device__ __forceinline__ uint4* x_at(int slot) const {
     return reinterpret_cast<uint4*>(slot_at(slot) + Products::kTileBytes * plan_.pass_tiles);
@@ -132,49 +173,44 @@ class Stream {
         copy_async(x_at(slot) + i, plan_.weight, 0);  // nothing of it: zeros
   }
 
-  __device__ __forceinline__ void init_barriers() const {
-    if (threadIdx.x == 0) {
-      for (int slot = 0; slot < plan_.ring; ++slot) mbarrier_init(&shared_.arrived[slot], 1);
-      mbarrier_init_fence();
+  __device__ __forceinline__ void issue_weights(int slot, const Walk& walk) const {
+    constexpr int kTilePieces = Products::kTileBytes / 16;
+    const int64_t tile_stride = int64_t{plan_.steps} * Products::kTileBytes;
+    const unsigned char* const weight =
+        plan_.weight + walk.first_tile * tile_stride + int64_t{walk.step} * Products::kTileBytes;
+    uint4* const to = reinterpret_cast<uint4*>(slot_at(slot));
+    if (plan_.bulk) {
+      if (warp_id() == 0) {  // a tile a lane: pass_tiles is at most 32
+        if (lane_id() == 0)
+          mbarrier_arrive_expect(&arrived_[slot], static_cast<uint32_t>(walk.tiles) * Products::kTileBytes);
+        __syncwarp();
+        if (lane_id() < walk.tiles)
+          copy_bulk(to + lane_id() * kTilePieces, weight + lane_id() * tile_stride, Products::kTileBytes,
+                    &arrived_[slot]);
+      }
+    } else {
+      for (int i = static_cast<int>(threadIdx.x); i < walk.tiles * kTilePieces;
+           i += static_cast<int>(blockDim.x))
+        copy_async(to + i, weight + i / kTilePieces * tile_stride + i % kTilePieces * 16, 16);
     }
-    __syncthreads();
   }
 
   // Asks for the step at `walk`, if there is one, and moves on.
+  template <bool kWeights>
   __device__ __forceinline__ void issue(int slot, Walk& walk) const {
     if (walk.more()) {
-      constexpr int kTilePieces = Products::kTileBytes / 16;
-      const int64_t tile_stride = int64_t{plan_.steps} * Products::kTileBytes;
-      const unsigned char* const weight =
-          plan_.weight + walk.first_tile * tile_stride + int64_t{walk.step} * Products::kTileBytes;
-      uint4* const to = reinterpret_cast<uint4*>(slot_at(slot));
-      if (plan_.bulk) {
-        if (warp_id() == 0) {  // a tile a lane: pass_tiles is at most 32
-          if (lane_id() == 0)
-            mbarrier_arrive_expect(&shared_.arrived[slot],
-                                   static_cast<uint32_t>(walk.tiles) * Products::kTileBytes);
-          __syncwarp();
-          if (lane_id() < walk.tiles)
-            copy_bulk(to + lane_id() * kTilePieces, weight + lane_id() * tile_stride, Products::kTileBytes,
-                      &shared_.arrived[slot]);
-        }
-      } else {
-        for (int i = static_cast<int>(threadIdx.x); i < walk.tiles * kTilePieces;
-             i += static_cast<int>(blockDim.x))
-          copy_async(to + i, weight + i / kTilePieces * tile_stride + i % kTilePieces * 16, 16);
-      }
-
+      if constexpr (kWeights) issue_weights(slot, walk);
       const int64_t first_k = int64_t{walk.step} * Products::kStepK;
       for (int i = static_cast<int>(threadIdx.x); i < plan_.m * kPieces; i += static_cast<int>(blockDim.x)) {
         const int token = i / kPieces, piece = i % kPieces;
         const int64_t k = first_k + piece * Piece<T>::kElements;
-        const T* const from = static_cast<const T*>(plan_.x) + token * plan_.x_stride + (k < plan_.k ? k : 0);
-        copy_elements(x_at(slot) + piece_at<kPieces>(token, piece), from, plan_.k - k, plan_.x_vectors);
+        copy_elements(x_at(slot) + piece_at<kPieces>(token, piece), source_.at(token, k < plan_.k ? k : 0),
+                      plan_.k - k, source_.vectors());
       }
       if (normalises() && threadIdx.x < kPieces) {
         const int64_t k = first_k + threadIdx.x * Piece<T>::kElements;
-        const T* const from = static_cast<const T*>(plan_.norm_weight) + (k < plan_.k ? k : 0);
-        copy_elements(norm_at(slot) + threadIdx.x, from, plan_.k - k, plan_.norm_vectors);
+        copy_elements(norm_at(slot) + threadIdx.x, source_.weight_at(k < plan_.k ? k : 0), plan_.k - k,
+                      source_.norm_vectors());
       }
       walk.advance(plan_);
     }
@@ -190,25 +226,15 @@ class Stream {
     static_cast<void>(((steps == kSteps && (copy_async_wait<kSteps>(), true)) || ...));
   }
 
-  __device__ __forceinline__ void find_roots() const {
-    const int warps = static_cast<int>(blockDim.x) / kWarpSize, half = lane_id() / kNormLanes;
-    for (int row = 2 * warp_id(); row < plan_.m; row += 2 * warps) {
-      const int mine = min(row + half, plan_.m - 1);
-      const float root =
-          row_root(static_cast<const T*>(plan_.x) + mine * plan_.x_stride, plan_.k, plan_.norm_eps);
-      if (lane_id() % kNormLanes == 0 && row + half < plan_.m) shared_.root[mine] = root;
-    }
-  }
-
   __device__ __forceinline__ void normalise(int slot, int step) const {
     constexpr int kElements = Piece<T>::kElements;
     for (int i = static_cast<int>(threadIdx.x); i < plan_.m * kPieces; i += static_cast<int>(blockDim.x)) {
       const int token = i / kPieces, piece = i % kPieces;
-      const int64_t left = plan_.k - (int64_t{step} * Products::kStepK + piece * kElements);
+      const int64_t k = int64_t{step} * Products::kStepK + piece * kElements, left = plan_.k - k;
       Piece<T>* const at = reinterpret_cast<Piece<T>*>(x_at(slot) + piece_at<kPieces>(token, piece));
       const Piece<T> weight = reinterpret_cast<const Piece<T>*>(norm_at(slot))[piece];
       Piece<T> x = *at;
-      const float root = shared_.root[token];
+      const float root = source_.root(token, k);
 #pragma unroll
       for (int j = 0; j < kElements; ++j)  // zeros behind K stay zeros, whatever the root
         if (j < left) x.element[j] = normalised(x.element[j], root, weight.element[j]);
@@ -218,7 +244,7 @@ class Stream {
 
   __device__ __forceinline__ void multiply(int slot, uint32_t parity, const Walk& walk, Sums& sum) const {
     if (first_row_ >= walk.tiles) return;
-    if (plan_.bulk) mbarrier_wait(&shared_.arrived[slot], parity);
+    if (plan_.bulk) mbarrier_wait(&arrived_[slot], parity);
     const uint4* weight[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r)  // one that the pass lacks is multiplied as the last, for nobody
@@ -228,8 +254,10 @@ class Stream {
   }
 
   const StreamPlan& plan_;
-  StreamShared& shared_;
+  const Source source_;
+  Mbarrier* arrived_;
   unsigned char* ring_;
+  uint32_t parities_;
   int step_bytes_;
   int first_row_, first_token_tile_, token_tiles_;
 };

@@ -41,6 +41,17 @@ struct TopkRow {
   uint64_t best[kMaxTopK];
 };
 EAGLE_INLINE int score_pitch(int pass_tiles) { return pass_tiles * 16 + 4; }  // tokens in different banks
+inline int64_t topk_bytes(int64_t rows, int pass_tiles) {
+  return rows * (int64_t{sizeof(TopkRow)} + score_pitch(pass_tiles) * int64_t{sizeof(float)});
+}
+
+// Row tiles whose ids are summed together: some four chunks a multiprocessor, so that blocks have the same to
+// do and the last has little to fold. A function of the vocabulary's size alone.
+inline int chunk_tiles(const PackedLayout& layout) {
+  int tiles = 2;
+  while (tiles < kMaxChunkTiles && layout.tiles / (2 * tiles) >= 512) tiles *= 2;
+  return tiles;
+}
 
 inline constexpr uint64_t kNobody = ~uint64_t{0};
 
@@ -115,11 +126,11 @@ class Topk {
   __device__ __forceinline__ Noise noise_of(int row) const {
     Noise noise{};
     if (!p_.temperature) return noise;
-    noise.temperature = load_read_only(p_.temperature + row);
+    noise.temperature = load(p_.temperature + row);
     noise.coupled = noise.temperature >= 1e-5f;
     if (!noise.coupled) return noise;
-    noise.seed = static_cast<uint64_t>(load_read_only(p_.seeds + row));
-    noise.position = load_read_only(p_.positions + row);
+    noise.seed = static_cast<uint64_t>(load(p_.seeds + row));
+    noise.position = load(p_.positions + row);
     return noise;
   }
 
