@@ -139,8 +139,9 @@ class Stream {
       here.advance(plan_);
     }
     copy_async_wait<0>();
-    // Places before `slot` were used once more than the others.
-    parities_ ^= (parity != 0 ? ~0u : 0u) ^ ((1u << slot) - 1);
+    // Places before `slot` were used once more than the others; behind the ring none was, and another
+    // product's ring may be longer.
+    parities_ ^= (parity != 0 ? (1u << plan_.ring) - 1 : 0u) ^ ((1u << slot) - 1);
   }
 
   // Behind all calls: for the next product.
