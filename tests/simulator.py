@@ -34,6 +34,7 @@ class Counters:
     warp_barriers: int = 0
     collectives: int = 0
     atomics: int = 0
+    grid_arrivals: int = 0  # of blocks at barriers of the grid
 
 
 class Traffic(NamedTuple):

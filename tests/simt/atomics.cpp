@@ -146,6 +146,8 @@ void need_whole_grid() {
   abort_launch();
 }
 
+void arrives_at_grid() { ++counters().grid_arrivals; }
+
 void need(Feature feature) {
   constexpr int kFirst = 90;
   if (device_model().compute_capability >= kFirst) return;

@@ -53,6 +53,7 @@ const char* simt_counters() {
       {"warp_barriers", c.warp_barriers},
       {"collectives", c.collectives},
       {"atomics", c.atomics},
+      {"grid_arrivals", c.grid_arrivals},
   };
   static_assert(sizeof(kCounters) / sizeof(kCounters[0]) == sizeof(simt::Counters) / sizeof(uint64_t));
   std::ostringstream json;

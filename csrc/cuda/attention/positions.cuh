@@ -67,6 +67,15 @@ struct Plan {
   bool pairs;        // output elements come in aligned pairs
 };
 
+// What a launch has for the common pass.
+struct AttendRoom {
+  int multiprocessors;
+  size_t shared_bytes;  // of a block
+  int rows;             // that a block takes at most
+};
+Plan attend_plan(const AttendParams& p, const AttendRoom& room);  // in tree_attention.cu
+int64_t partials_bytes(const AttendParams& p, const Plan& plan);  // of workspace
+
 // A request's partials: one for each chunk, one for each group of chunks, or one for all.
 struct Units {
   int log2_size;  // of its positions

@@ -57,47 +57,8 @@ size_t shared_bytes(const KVCacheView& cache, int rows, int ring) {
   return bytes;
 }
 
-Plan make_plan(const AttendParams& p) {
-  Plan plan{};
-  const KVCacheView& c = p.cache;
-  const int64_t size = element_size(p.dtype), cache_size = element_size(c.dtype);
-  plan.group = p.num_heads / c.num_kv_heads;
-  plan.rows = p.max_nodes * plan.group;
-  plan.vectors = multiples(16, {address(p.q), address(c.k), address(c.v)}) &&
-                 multiples(16 / size, {p.q_strides[0], p.q_strides[1], p.q_strides[2]}) &&
-                 multiples(16 / cache_size, {c.k_page_stride, c.k_row_stride, c.k_head_stride,
-                                             c.v_page_stride, c.v_row_stride, c.v_head_stride});
-  plan.pairs = address(p.out) % (2 * size) == 0 &&
-               multiples(2, {p.out_strides[0], p.out_strides[1], p.out_strides[2]});
-  if (p.dtype == DType::kFloat32) return plan;
-
-  const int multiprocessors = cuda::multiprocessors();
-  const size_t shared_limit = shared_memory_limit();
-  const int64_t positions = std::min(cache_capacity(c), int64_t{kMaxPrefix}) + p.all_nodes;
-  const int64_t chunks = ceil_div<int64_t>(positions, kChunk),
-                groups = ceil_div<int64_t>(chunks, kGroupChunks) + 1;
-  const int most_rows = c.head_dim <= 128 ? 256 : 128;
-  const auto set_rows = [&](int blocks) {
-    plan.row_blocks = blocks;
-    plan.rows_per_block = ceil_div(ceil_div(plan.rows, blocks), kWarpRows) * kWarpRows;
-  };
-  const auto blocks = [&] { return int64_t{p.batch_size} * c.num_kv_heads * plan.row_blocks; };
-  set_rows(ceil_div(plan.rows, most_rows));
-  while (shared_bytes(c, plan.rows_per_block, 2) > shared_limit) set_rows(plan.row_blocks + 1);
-  // Fewer rows to a block, which reads keys once more, only where multiprocessors would idle.
-  while (blocks() * chunks < multiprocessors && plan.rows_per_block > 4 * kWarpRows)
-    set_rows(plan.row_blocks + 1);
-  plan.ring = 4;
-  while (plan.ring > 2 && shared_bytes(c, plan.rows_per_block, plan.ring) > shared_limit) --plan.ring;
-  plan.splits =
-      static_cast<int>(std::clamp<int64_t>(ceil_div<int64_t>(2 * multiprocessors, blocks()), 1, chunks));
-  // Groups leave fewer partials to fold: where they occupy most of the multiprocessors, they will do.
-  plan.group_splits = static_cast<int>(std::max<int64_t>(multiprocessors * 3 / 4 / blocks(), 1));
-  plan.slots = plan.splits == 1
-                   ? 1
-                   : static_cast<int>(
-                         std::max(groups, std::min(chunks + 1, int64_t{kGroupChunks} * plan.group_splits)));
-  return plan;
+Plan own_plan(const AttendParams& p) {
+  return attend_plan(p, {multiprocessors(), shared_memory_limit(), p.cache.head_dim <= 128 ? 256 : 128});
 }
 
 template <class T, class C, int kHeadDim>
@@ -128,11 +89,56 @@ void launch_both(const AttendParams& p, const Plan& plan, CUstream_st* stream) {
 
 }  // namespace
 
-int64_t attend_workspace_bytes(const AttendParams& p) {
-  if (p.dtype == DType::kFloat32 || p.batch_size == 0 || p.max_nodes == 0) return 0;
-  const int64_t partials = num_partials(p, make_plan(p));
+Plan attend_plan(const AttendParams& p, const AttendRoom& room) {
+  Plan plan{};
+  const KVCacheView& c = p.cache;
+  const int64_t size = element_size(p.dtype), cache_size = element_size(c.dtype);
+  plan.group = p.num_heads / c.num_kv_heads;
+  plan.rows = p.max_nodes * plan.group;
+  plan.vectors = multiples(16, {address(p.q), address(c.k), address(c.v)}) &&
+                 multiples(16 / size, {p.q_strides[0], p.q_strides[1], p.q_strides[2]}) &&
+                 multiples(16 / cache_size, {c.k_page_stride, c.k_row_stride, c.k_head_stride,
+                                             c.v_page_stride, c.v_row_stride, c.v_head_stride});
+  plan.pairs = address(p.out) % (2 * size) == 0 &&
+               multiples(2, {p.out_strides[0], p.out_strides[1], p.out_strides[2]});
+  if (p.dtype == DType::kFloat32) return plan;
+
+  const int multiprocessors = room.multiprocessors;
+  const int64_t positions = std::min(cache_capacity(c), int64_t{kMaxPrefix}) + p.all_nodes;
+  const int64_t chunks = ceil_div<int64_t>(positions, kChunk),
+                groups = ceil_div<int64_t>(chunks, kGroupChunks) + 1;
+  const auto set_rows = [&](int blocks) {
+    plan.row_blocks = blocks;
+    plan.rows_per_block = ceil_div(ceil_div(plan.rows, blocks), kWarpRows) * kWarpRows;
+  };
+  const auto blocks = [&] { return int64_t{p.batch_size} * c.num_kv_heads * plan.row_blocks; };
+  set_rows(ceil_div(plan.rows, room.rows));
+  while (shared_bytes(c, plan.rows_per_block, 2) > room.shared_bytes) set_rows(plan.row_blocks + 1);
+  // Fewer rows to a block, which reads keys once more, only where multiprocessors would idle.
+  while (blocks() * chunks < multiprocessors && plan.rows_per_block > 4 * kWarpRows)
+    set_rows(plan.row_blocks + 1);
+  plan.ring = 4;
+  while (plan.ring > 2 && shared_bytes(c, plan.rows_per_block, plan.ring) > room.shared_bytes) --plan.ring;
+  plan.splits =
+      static_cast<int>(std::clamp<int64_t>(ceil_div<int64_t>(2 * multiprocessors, blocks()), 1, chunks));
+  // Groups leave fewer partials to fold: where they occupy most of the multiprocessors, they will do.
+  plan.group_splits = static_cast<int>(std::max<int64_t>(multiprocessors * 3 / 4 / blocks(), 1));
+  plan.slots = plan.splits == 1
+                   ? 1
+                   : static_cast<int>(
+                         std::max(groups, std::min(chunks + 1, int64_t{kGroupChunks} * plan.group_splits)));
+  return plan;
+}
+
+int64_t partials_bytes(const AttendParams& p, const Plan& plan) {
+  const int64_t partials = num_partials(p, plan);
   return (partials + 1) / 2 * 2 * int64_t{sizeof(Stats)} +
          partials * p.cache.head_dim * int64_t{sizeof(float)};
+}
+
+int64_t attend_workspace_bytes(const AttendParams& p) {
+  if (p.dtype == DType::kFloat32 || p.batch_size == 0 || p.max_nodes == 0) return 0;
+  return partials_bytes(p, own_plan(p));
 }
 
 void attend(const AttendParams& p, CUstream_st* stream) {
@@ -141,7 +147,7 @@ void attend(const AttendParams& p, CUstream_st* stream) {
   check(p.workspace_bytes >= needed, "workspace: expected at least ", needed, " bytes, got ",
         p.workspace_bytes);
   check(address(p.workspace) % 16 == 0, "workspace: expected an address that is a multiple of 16");
-  const Plan plan = make_plan(p);
+  const Plan plan = own_plan(p);
   dispatch(HeadDims{}, p.cache.head_dim, "head_dim", [&](auto dim) {
     dispatch(FloatTypes{}, p.dtype, "q", [&](auto type) {
       using T = typename decltype(type)::type;

@@ -23,15 +23,19 @@ struct GridBarrierWord {
 
 class GridBarrier {
  public:
-  __device__ __forceinline__ explicit GridBarrier(GridBarrierWord* word) : arrived_(&word->arrived) {
+  // `passed`: barriers at this word that the launch has behind it.
+  __device__ __forceinline__ explicit GridBarrier(GridBarrierWord* word, uint32_t passed = 0)
+      : arrived_(&word->arrived), wanted_(passed * blocks()) {
     need_whole_grid();
   }
 
   // Both by all threads of every block, in turn.
   __device__ __forceinline__ void arrive() {
-    wanted_ += gridDim.x * gridDim.y * gridDim.z;
+    wanted_ += blocks();
     __syncthreads();
-    if (is_first()) add_release<Scope::kDevice>(arrived_, 1u);
+    if (!is_first()) return;
+    arrives_at_grid();
+    add_release<Scope::kDevice>(arrived_, 1u);
   }
   __device__ __forceinline__ void wait() const {
     if (is_first())  // compared by distance: the count may wrap around
@@ -45,12 +49,13 @@ class GridBarrier {
   }
 
  private:
+  __device__ __forceinline__ static uint32_t blocks() { return gridDim.x * gridDim.y * gridDim.z; }
   __device__ __forceinline__ static bool is_first() {
     return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0;
   }
 
   uint32_t* arrived_;
-  uint32_t wanted_ = 0;
+  uint32_t wanted_;
 };
 
 }  // namespace eagle::cuda

@@ -6,7 +6,6 @@
 #include <initializer_list>
 
 #include "common/check.h"
-#include "cuda/attention/attend.h"
 #include "cuda/launch.h"
 
 namespace eagle::cuda {
@@ -28,24 +27,6 @@ KVCacheView from_request(KVCacheView cache, int request) {
     cache.num_pages = std::max<int64_t>(cache.num_pages - request, 0);
   }
   return cache;
-}
-
-AttendParams attend_params(const DraftHead& head, const KVCacheView& cache, const RowGroup& group) {
-  AttendParams p{};
-  p.batch_size = group.batch;
-  p.max_nodes = group.nodes;
-  p.num_heads = head.num_heads;
-  p.dtype = head.dtype;
-  p.softmax_scale = head.softmax_scale > 0.0f
-                        ? head.softmax_scale
-                        : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head.head_dim)));
-  p.cache = from_request(cache, group.request);
-  p.seq_lens = group.lengths;
-  p.num_nodes = group.counts;
-  p.mask = group.mask;
-  p.first_node = group.first_node;
-  p.all_nodes = group.all_nodes;
-  return p;
 }
 
 struct Matrix {
@@ -81,48 +62,11 @@ class Layers {
   }
 
   void append(const DraftLayer& layer, const KVCacheView& cache, const RowGroup& group) const {
-    const int64_t D = head_.head_dim, row = query_size(head_) + 2 * kv_size(head_);
-    char* const q = at(memory_.qkv, group.first_row * row * width_);
-    AppendKvParams p{};
-    p.batch_size = group.batch;
-    p.max_nodes = group.nodes;
-    p.num_heads = head_.num_heads;
-    p.dtype = head_.dtype;
-    p.rotary_dim = head_.head_dim;
-    p.max_positions = head_.max_positions;
-    p.norm_eps = head_.norm_eps;
-    p.q = p.q_out = q;
-    p.k = q + query_size(head_) * width_;
-    p.v = q + (query_size(head_) + kv_size(head_)) * width_;
-    for (int64_t* strides : {p.q_strides, p.k_strides, p.v_strides, p.q_out_strides}) {
-      strides[0] = group.nodes * row;
-      strides[1] = row;
-      strides[2] = D;
-    }
-    p.q_norm = layer.q_norm;
-    p.k_norm = layer.k_norm;
-    p.cos = head_.cos;
-    p.sin = head_.sin;
-    p.seq_lens = group.append_at;
-    p.depths = group.depths;
-    p.num_nodes = group.counts;
-    p.cache = from_request(cache, group.request);
-    cuda::append_kv(p, stream_);
+    cuda::append_kv(append_params(head_, layer, cache, group, memory_), stream_);
   }
 
   void attend(const KVCacheView& cache, const RowGroup& group) const {
-    const int64_t q_row = query_size(head_) + 2 * kv_size(head_), out_row = query_size(head_);
-    AttendParams p = attend_params(head_, cache, group);
-    p.q = at(memory_.qkv, group.first_row * q_row * width_);
-    p.out = at(memory_.attended, group.first_row * out_row * width_);
-    p.q_strides[0] = group.nodes * q_row;
-    p.q_strides[1] = q_row;
-    p.out_strides[0] = group.nodes * out_row;
-    p.out_strides[1] = out_row;
-    p.q_strides[2] = p.out_strides[2] = head_.head_dim;
-    p.workspace = memory_.scratch;
-    p.workspace_bytes = memory_.scratch_bytes;
-    cuda::attend(p, stream_);
+    cuda::attend(attend_params(head_, cache, group, memory_), stream_);
   }
 
  private:
@@ -154,6 +98,68 @@ HeadMemory::HeadMemory(const DraftHead& head, int64_t rows, int64_t least_scratc
   gated = take(head.intermediate_size);
   scratch_bytes = std::max(least_scratch, linear_bytes(head, rows));
   scratch = arena.take<char>(scratch_bytes);
+}
+
+AppendKvParams append_params(const DraftHead& head, const DraftLayer& layer, const KVCacheView& cache,
+                             const RowGroup& group, const HeadMemory& memory) {
+  const int64_t D = head.head_dim, row = query_size(head) + 2 * kv_size(head),
+                width = element_size(head.dtype);
+  char* const q = at(memory.qkv, group.first_row * row * width);
+  AppendKvParams p{};
+  p.batch_size = group.batch;
+  p.max_nodes = group.nodes;
+  p.num_heads = head.num_heads;
+  p.dtype = head.dtype;
+  p.rotary_dim = head.head_dim;
+  p.max_positions = head.max_positions;
+  p.norm_eps = head.norm_eps;
+  p.q = p.q_out = q;
+  p.k = q + query_size(head) * width;
+  p.v = q + (query_size(head) + kv_size(head)) * width;
+  for (int64_t* strides : {p.q_strides, p.k_strides, p.v_strides, p.q_out_strides}) {
+    strides[0] = group.nodes * row;
+    strides[1] = row;
+    strides[2] = D;
+  }
+  p.q_norm = layer.q_norm;
+  p.k_norm = layer.k_norm;
+  p.cos = head.cos;
+  p.sin = head.sin;
+  p.seq_lens = group.append_at;
+  p.depths = group.depths;
+  p.num_nodes = group.counts;
+  p.cache = from_request(cache, group.request);
+  return p;
+}
+
+AttendParams attend_params(const DraftHead& head, const KVCacheView& cache, const RowGroup& group,
+                           const HeadMemory& memory) {
+  const int64_t q_row = query_size(head) + 2 * kv_size(head), out_row = query_size(head),
+                width = element_size(head.dtype);
+  AttendParams p{};
+  p.batch_size = group.batch;
+  p.max_nodes = group.nodes;
+  p.num_heads = head.num_heads;
+  p.dtype = head.dtype;
+  p.softmax_scale = head.softmax_scale > 0.0f
+                        ? head.softmax_scale
+                        : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head.head_dim)));
+  p.q = at(memory.qkv, group.first_row * q_row * width);
+  p.out = at(memory.attended, group.first_row * out_row * width);
+  p.q_strides[0] = group.nodes * q_row;
+  p.q_strides[1] = q_row;
+  p.out_strides[0] = group.nodes * out_row;
+  p.out_strides[1] = out_row;
+  p.q_strides[2] = p.out_strides[2] = head.head_dim;
+  p.cache = from_request(cache, group.request);
+  p.seq_lens = group.lengths;
+  p.num_nodes = group.counts;
+  p.mask = group.mask;
+  p.first_node = group.first_node;
+  p.all_nodes = group.all_nodes;
+  p.workspace = memory.scratch;
+  p.workspace_bytes = memory.scratch_bytes;
+  return p;
 }
 
 void fuse_features(const DraftHead& head, const void* features, int64_t stride, int64_t m, void* normed,
@@ -225,8 +231,10 @@ void run_head(const DraftHead& head, const KVCacheView* caches, std::span<const 
 
 int64_t attention_bytes(const DraftHead& head, const KVCacheView* caches, const RowGroup& group) {
   int64_t most = 0;
+  Arena none(nullptr);
+  const HeadMemory shapes(head, 0, 0, none);
   for (size_t i = 0; i < head.layers.size(); ++i)
-    most = std::max(most, attend_workspace_bytes(attend_params(head, caches[i], group)));
+    most = std::max(most, attend_workspace_bytes(attend_params(head, caches[i], group, shapes)));
   return most;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 
+#include "cuda/attention/attend.h"
 #include "eagle_cuda/draft.h"
 
 namespace eagle::cuda {
@@ -46,6 +47,7 @@ struct HeadMemory {
   void* scratch;                                   // the workspace of one launch
   int64_t attended_bytes, scratch_bytes;
 
+  HeadMemory() = default;
   HeadMemory(const DraftHead& head, int64_t rows, int64_t least_scratch, Arena& arena);
 };
 
@@ -59,6 +61,12 @@ void fuse_features(const DraftHead& head, const void* features, int64_t stride, 
 void run_head(const DraftHead& head, const KVCacheView* caches, std::span<const RowGroup> groups, int64_t m,
               const int32_t* tokens, const void* hidden, int64_t hidden_stride, void* out,
               const HeadMemory& memory, CUstream_st* stream);
+
+// What append_kv and tree_attention are asked for a group, in a layer.
+AppendKvParams append_params(const DraftHead& head, const DraftLayer& layer, const KVCacheView& cache,
+                             const RowGroup& group, const HeadMemory& memory);
+AttendParams attend_params(const DraftHead& head, const KVCacheView& cache, const RowGroup& group,
+                           const HeadMemory& memory);
 
 // Bytes of scratch that the attention of a group takes.
 int64_t attention_bytes(const DraftHead& head, const KVCacheView* caches, const RowGroup& group);

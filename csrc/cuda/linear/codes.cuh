@@ -7,6 +7,7 @@
 #include "cuda/device/ptx_matrix.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/linear/products.cuh"
+#include "eagle_cuda/linear.h"
 
 namespace eagle::cuda {
 
@@ -208,6 +209,31 @@ struct CodeProducts {
       for (int r = 0; r < kRows; ++r)
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[r][n][i] = fma(group[r][0][i], scale[r][i / 2], sum[r][n][i]);
+    }
+  }
+};
+
+// Any format whose activations are of T, 16 bits, as it is told: one loop for all of them.
+template <class T>
+struct AnyProducts {
+  using Element = T;
+  static constexpr int kStepK = 64, kTileBytes = 0;
+  static constexpr int kPieces = kStepK * static_cast<int>(sizeof(T)) / 16;
+  static constexpr bool kIntegers = false;
+
+  template <int kRows, int kTokens>
+  static __device__ __forceinline__ void multiply(WeightFormat format, float (&sum)[kRows][kTokens][4],
+                                                  const uint4* const (&weight)[kRows], const uint4* x,
+                                                  int token_tiles) {
+    switch (format) {
+      case WeightFormat::kFloat8E4M3:
+        return CodeProducts<ByteCodes<Float8Code>, T>::multiply(sum, weight, x, token_tiles);
+      case WeightFormat::kInt8:
+        return CodeProducts<ByteCodes<Int8Code>, T>::multiply(sum, weight, x, token_tiles);
+      case WeightFormat::kInt4:
+        return CodeProducts<Int4Codes, T>::multiply(sum, weight, x, token_tiles);
+      default:
+        return TensorProducts<T>::multiply(sum, weight, x, token_tiles);
     }
   }
 };

@@ -28,6 +28,7 @@ __device__ __forceinline__ void run_block(const StreamPlan& plan, const TopkPara
   unsigned char* const begin = reinterpret_cast<unsigned char*>(&shared);
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   const Topk topk(p, plan, begin + topk_offset);
+  topk.clear();
   ThisStream stream(plan, {plan, shared.stream.root}, shared.stream.arrived, begin + kRingOffset);
   stream.init_barriers();
   stream.run(block, blocks, TopkFinish<ThisStream, kRows, kTokens>{topk, p.scales, plan, stream});

@@ -13,6 +13,8 @@ namespace eagle::cuda {
 inline constexpr int kMaxFusedNormRows =
     32;  // of a launch of its own; beyond, blocks that normalise for themselves do too much twice
 
+inline constexpr int kMaxTokens = 256;  // rows of x that a launch takes
+
 // Calls of(row, root) in one lane for the root of every row, from(row) its first element. Whole block.
 template <class T, class From, class Of>
 __device__ __forceinline__ void find_row_roots(int rows, int64_t size, float eps, From&& from, Of&& of) {
@@ -28,7 +30,7 @@ __device__ __forceinline__ void find_row_roots(int rows, int64_t size, float eps
 template <class T>
 class StridedRows {
  public:
-  static constexpr int kMostNormed = kMaxFusedNormRows;
+  static constexpr int kMostRows = kMaxTokens, kMostNormed = kMaxFusedNormRows;
 
   __device__ __forceinline__ StridedRows(const StreamPlan& plan, float* roots) : plan_(plan), roots_(roots) {}
 
@@ -66,7 +68,7 @@ struct RowTable {
 template <class T>
 class TableRows {
  public:
-  static constexpr int kMostNormed = kMaxTableRows;
+  static constexpr int kMostRows = kMaxTableRows, kMostNormed = kMaxTableRows;
 
   __device__ __forceinline__ TableRows(const StreamPlan& plan, RowTable& table)
       : plan_(plan), table_(table) {}

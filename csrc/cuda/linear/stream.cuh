@@ -22,7 +22,6 @@
 namespace eagle::cuda {
 
 inline constexpr int kMaxRing = 16;
-inline constexpr int kMaxTokens = 256;  // rows of x that a launch takes
 
 // At the beginning of shared memory; behind it the ring, and behind that what the kernel wants.
 struct StreamShared {
@@ -54,10 +53,15 @@ class Stream {
         arrived_(arrived),
         ring_(ring),
         parities_(parities),
-        step_bytes_(step_bytes(Products::kTileBytes, kRowBytes, plan.pass_tiles, plan.token_tiles())) {
-    const int row_warps = static_cast<int>(blockDim.x) / kWarpSize / plan.token_groups;
-    first_row_ = warp_id() % row_warps * kRows;
-    first_token_tile_ = warp_id() / row_warps * kTokens;
+        step_bytes_(step_bytes(tile_bytes(), kRowBytes, plan.pass_tiles, plan.token_tiles())) {
+    if constexpr (Source::kMostRows <= 8 * kTokens) {
+      first_row_ = warp_id() * kRows;
+      first_token_tile_ = 0;
+    } else {
+      const int row_warps = static_cast<int>(blockDim.x) / kWarpSize / plan.token_groups;
+      first_row_ = warp_id() % row_warps * kRows;
+      first_token_tile_ = warp_id() / row_warps * kTokens;
+    }
     token_tiles_ = min(plan.token_tiles() - first_token_tile_, kTokens);
   }
 
@@ -149,9 +153,13 @@ class Stream {
 
  private:
   __device__ __forceinline__ bool normalises() const { return kFusesNorm && source_.normalises(); }
+  // 0 of products that learn the format when they run.
+  __device__ __forceinline__ int tile_bytes() const {
+    return Products::kTileBytes != 0 ? Products::kTileBytes : plan_.tile_bytes;
+  }
   __device__ __forceinline__ unsigned char* slot_at(int slot) const { return ring_ + slot * step_bytes_; }
   __device__ __forceinline__ uint4* x_at(int slot) const {
-    return reinterpret_cast<uint4*>(slot_at(slot) + Products::kTileBytes * plan_.pass_tiles);
+    return reinterpret_cast<uint4*>(slot_at(slot) + tile_bytes() * plan_.pass_tiles);
   }
   __device__ __forceinline__ uint4* norm_at(int slot) const {
     return x_at(slot) + kPieces * 8 * plan_.token_tiles();
@@ -175,24 +183,27 @@ class Stream {
   }
 
   __device__ __forceinline__ void issue_weights(int slot, const Walk& walk) const {
-    constexpr int kTilePieces = Products::kTileBytes / 16;
-    const int64_t tile_stride = int64_t{plan_.steps} * Products::kTileBytes;
+    const int64_t tile_stride = int64_t{plan_.steps} * tile_bytes();
     const unsigned char* const weight =
-        plan_.weight + walk.first_tile * tile_stride + int64_t{walk.step} * Products::kTileBytes;
+        plan_.weight + walk.first_tile * tile_stride + int64_t{walk.step} * tile_bytes();
     uint4* const to = reinterpret_cast<uint4*>(slot_at(slot));
+    const int pieces = tile_bytes() / 16;
     if (plan_.bulk) {
       if (warp_id() == 0) {  // a tile a lane: pass_tiles is at most 32
         if (lane_id() == 0)
-          mbarrier_arrive_expect(&arrived_[slot], static_cast<uint32_t>(walk.tiles) * Products::kTileBytes);
+          mbarrier_arrive_expect(&arrived_[slot], static_cast<uint32_t>(walk.tiles * tile_bytes()));
         __syncwarp();
         if (lane_id() < walk.tiles)
-          copy_bulk(to + lane_id() * kTilePieces, weight + lane_id() * tile_stride, Products::kTileBytes,
-                    &arrived_[slot]);
+          copy_bulk(to + lane_id() * pieces, weight + lane_id() * tile_stride,
+                    static_cast<uint32_t>(tile_bytes()), &arrived_[slot]);
       }
+    } else if constexpr (Products::kTileBytes != 0) {
+      for (int i = static_cast<int>(threadIdx.x); i < walk.tiles * pieces; i += static_cast<int>(blockDim.x))
+        copy_async(to + i, weight + i / pieces * tile_stride + i % pieces * 16, 16);
     } else {
-      for (int i = static_cast<int>(threadIdx.x); i < walk.tiles * kTilePieces;
-           i += static_cast<int>(blockDim.x))
-        copy_async(to + i, weight + i / kTilePieces * tile_stride + i % kTilePieces * 16, 16);
+      for (int tile = warp_id(); tile < walk.tiles; tile += static_cast<int>(blockDim.x) / kWarpSize)
+        for (int i = lane_id(); i < pieces; i += kWarpSize)
+          copy_async(to + tile * pieces + i, weight + tile * tile_stride + i * 16, 16);
     }
   }
 
@@ -249,9 +260,13 @@ class Stream {
     const uint4* weight[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r)  // one that the pass lacks is multiplied as the last, for nobody
-      weight[r] = reinterpret_cast<const uint4*>(slot_at(slot) +
-                                                 min(first_row_ + r, walk.tiles - 1) * Products::kTileBytes);
-    Products::multiply(sum, weight, x_at(slot) + kPieces * 8 * first_token_tile_, token_tiles_);
+      weight[r] =
+          reinterpret_cast<const uint4*>(slot_at(slot) + min(first_row_ + r, walk.tiles - 1) * tile_bytes());
+    const uint4* const x = x_at(slot) + kPieces * 8 * first_token_tile_;
+    if constexpr (Products::kTileBytes != 0)
+      Products::multiply(sum, weight, x, token_tiles_);
+    else
+      Products::multiply(plan_.format, sum, weight, x, token_tiles_);
   }
 
   const StreamPlan& plan_;

@@ -85,7 +85,11 @@ class Topk {
       : p_(p), plan_(plan), pitch_(score_pitch(plan.pass_tiles)) {
     rows_ = reinterpret_cast<TopkRow*>(behind_ring);
     scores_ = reinterpret_cast<float*>(rows_ + plan.m);
-    for (int row = warp_id(); row < plan.m; row += warps()) rows_[row].best[lane_id()] = kNobody;
+  }
+
+  // Before all passes.
+  __device__ __forceinline__ void clear() const {
+    for (int row = warp_id(); row < plan_.m; row += warps()) rows_[row].best[lane_id()] = kNobody;
   }
 
   __device__ __forceinline__ float* score(int row) const { return scores_ + row * pitch_; }
@@ -233,28 +237,33 @@ class Topk {
 template <class Stream, int kRows, int kTokens>
 struct TopkFinish {
   using Sums = typename Stream::Sums;
-  const Topk& topk;
+  const Topk topk;
   const Scales& scales;
   const StreamPlan& plan;
   const Stream& stream;
 
-  __device__ __forceinline__ void operator()(const Walk& walk, const Sums& sum) const {
-    const int row = lane_id() / 4, token = 8 * stream.first_token_tile() + lane_id() % 4 * 2;
+  // The loop stays one, as in LinearFinish.
+  __device__ __forceinline__ void operator()(const Walk& walk, Sums& sum) const {
+    const int row = lane_id() / 4;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int tile = stream.first_row() + r;
       if (tile >= walk.tiles) break;
       const float row_scales[2] = {scales.of_row(walk.first_tile + tile, row),
                                    scales.of_row(walk.first_tile + tile, row + 8)};
+      int at = 8 * stream.first_token_tile() + lane_id() % 4 * 2;
+#pragma unroll 1
+      for (int n = 0; n < kTokens; ++n, at += 8) {
 #pragma unroll
-      for (int n = 0; n < kTokens; ++n)
+        for (int i = 0; i < 4; ++i)
+          if (at + i % 2 < plan.m)
+            topk.score(at + i % 2)[tile * 16 + row + i / 2 * 8] =
+                scales.template operator()<Stream::kIntegers>(sum[r][0][i], row_scales[i / 2], at + i % 2);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = token + 8 * n + i % 2;
-          if (at < plan.m)
-            topk.score(at)[tile * 16 + row + i / 2 * 8] =
-                scales.template operator()<Stream::kIntegers>(sum[r][n][i], row_scales[i / 2], at);
-        }
+        for (int later = 0; later + 1 < kTokens; ++later)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[r][later][i] = sum[r][later + 1][i];
+      }
     }
     __syncthreads();
     topk.scan(walk);

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "common/numeric.h"
+#include "eagle_cuda/linear.h"
 
 namespace eagle::cuda {
 
@@ -17,7 +18,9 @@ struct StreamPlan {
   const unsigned char* weight;
   int tiles, steps;  // PackedLayout
   int slices;        // parts of K
-  int unit;          // tiles that stay in one block
+  int tile_bytes;    // PackedLayout, where the kernel is not of one format
+  WeightFormat format;
+  int unit;  // tiles that stay in one block
 
   // What a block does at a time.
   int pass_tiles;    // at most so many tiles, a multiple of `unit`

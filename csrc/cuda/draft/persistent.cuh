@@ -1,0 +1,64 @@
+#pragma once
+// The whole draft phase by blocks that stay: phases.cuh in order, each phase's weights on their way before
+// the blocks meet.
+//
+// What a phase works with (a plan, pointers, the rows' addresses) stands in shared memory in front of the
+// ring, where every phase finds its own. Between arriving at a barrier and waiting there a block lays out the
+// next phase and asks for its first weights.
+#include <cuda_runtime.h>
+
+#include "cuda/draft/growth.cuh"
+#include "cuda/draft/layer_work.cuh"
+
+namespace eagle::cuda {
+
+template <class T, int kHeadDim>
+class PersistentDraft : LayerWork<T, kHeadDim> {
+  using Base = LayerWork<T, kHeadDim>;
+  using Base::p_, Base::shared_, Base::phase, Base::block, Base::blocks;
+
+ public:
+  __device__ __forceinline__ void run(const PersistentParams& params) const {
+    Base::begin(params);
+    place_rows<T>(p_, shared_.row, block(), blocks());
+    while (advance()) {
+      if (phase().work == Work::kAttention)
+        Base::attend();
+      else
+        Base::multiply();
+      if (phase().work == Work::kQkv) Base::finish_qkv();
+      if (phase().work == Work::kLmHead) finish_lm_head();
+    }
+    // No beam grows further than to the phase's level: the candidates of the levels up to it exist.
+    build_trees(p_, phase().level, Base::scratch(), block(), blocks());
+  }
+
+ private:
+  // To the next phase, with its weights on their way; whether there is another one.
+  __device__ __forceinline__ bool advance() const {
+    fence_proxy_async();  // the next phase's bulk copies come where this one has written
+    GridBarrier barrier(p_.words.barrier, shared_.barriers);
+    barrier.arrive();
+    Base::lay_out();
+    if (phase().is_product()) Base::prefetch();
+    barrier.wait();
+    if (phase().begins_level(p_.eagle3) && load(p_.words.over) != 0) {
+      Base::drop();
+      return false;
+    }
+    return phase().work != Work::kTree;
+  }
+
+  // The last block to come has the best tokens of all rows, and grows the trees by a level.
+  __device__ __forceinline__ void finish_lm_head() const {
+    if (p_.feedback_post_norm) Base::write_feedback();
+    const Topk topk = Base::topk();
+    topk.leave(block(), blocks());
+    if (!Base::is_last_of_grid()) return;
+    topk.fold(blocks());
+    __syncthreads();
+    grow_trees(p_, phase().level + 1, Base::scratch());
+  }
+};
+
+}  // namespace eagle::cuda

@@ -1,0 +1,199 @@
+"""The draft phase in one launch: bit for bit what the same phases give as launches of their own, with as few
+barriers and as little traffic as it is meant to have.
+
+A path that is wider than what the persistent kernel takes (65 rows) goes by launches, whatever stands in it.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from compare import assert_same_bits
+from draft_rig import HEADS, Rig
+
+THREADS = 512
+
+
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+class Case(NamedTuple):
+    head: tuple
+    dtype: torch.dtype = torch.bfloat16
+    batch: int = 3
+    top_k: int = 4
+    levels: int = 3
+    temperature: float = 0.0
+    max_nodes: int = 24
+    paged: int = 16
+    path: int = 5
+    order: str = "path"
+    lengths: tuple = ()
+
+
+def with_settings(head, **more):
+    kind, settings = head
+    return kind, settings | more
+
+
+EAGLE1, EAGLE3, EAGLE31, QWEN = HEADS[:4]
+TELLING = {
+    "EAGLE-3": Case(EAGLE3),
+    "EAGLE-2, coupled, 32 children": Case(EAGLE1, batch=2, top_k=32, levels=2, temperature=0.8),
+    "EAGLE-3.1, fp16, coupled": Case(EAGLE31, torch.float16, temperature=1.2),
+    "two layers, qk norm, norm before the residual": Case(QWEN, top_k=3, levels=4),
+    "64 rows, contiguous": Case(with_settings(EAGLE3, head_dim=128), batch=8, top_k=8, levels=2, paged=0),
+    "int4": Case(with_settings(EAGLE3, weights="int4")),
+}
+OTHERS = {
+    "chain": Case(EAGLE31, top_k=1, levels=20, temperature=0.7, max_nodes=21),
+    "deep": Case(EAGLE3, batch=1, top_k=2, levels=31, max_nodes=60),
+    "33 rows of paths": Case(EAGLE1, batch=3, path=11),
+    "int8": Case(with_settings(EAGLE1, weights="int8"), torch.float16),
+    "fp8": Case(with_settings(QWEN, weights="fp8")),
+    "candidate order": Case(QWEN, batch=1, order="candidate", max_nodes=8),
+    "two layers of EAGLE-1": Case(("eagle1", {"layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 128})),
+    "long prefix": Case(EAGLE3, batch=2, paged=0, lengths=(600, 3)),
+}
+
+
+def run(case: Case, width: int | None = None):
+    """A cycle after prompts of some lengths, with paths of several and of no rows; the rig and its tree."""
+    batch = case.batch
+    lengths = list(case.lengths) or [(37 * b) % 101 + 3 for b in range(batch)]
+    capacity = -(-(max(lengths) + case.levels * case.top_k + case.path) // 16) * 16
+    options = {"paged": case.paged, "spare": 2 if case.paged else 0}
+    rig = Rig.random(case.head, case.dtype, batch=batch, capacity=capacity, **options)
+    rig.fill(lengths)
+    counts = int32(*(min(b % 5, case.path) - (b == 3) * 4 for b in range(batch)))
+    if batch > 1:
+        counts[1] = case.path - 1
+    path = torch.full((batch, width or case.path), -1, dtype=torch.int32)
+    for b, count in enumerate(counts.tolist()):
+        path[b, : count + 1] = torch.randperm(12, generator=rig.random)[: count + 1]
+    features = rig.features(batch, 12)
+    targets = torch.randint(0, 96, (batch, 12), generator=rig.random).int()
+    coupled = {}
+    if case.temperature:
+        heat = torch.full((batch,), case.temperature)
+        heat[0] = 0.0
+        coupled = {"temperature": heat, "seeds": torch.arange(batch) * 12345 - 7, "tau": 1.25}
+    where = SimpleNamespace(path=path, num_accepted=counts)
+    shape = {name: getattr(case, name) for name in ("max_nodes", "top_k", "levels", "order")}
+    return rig, rig.draft(features, targets, where, **shape, **coupled)
+
+
+def assert_same(case: Case, simulator):
+    with simulator.counting() as one:
+        rig, tree = run(case)
+    with simulator.counting() as many:
+        other_rig, other = run(case, 65)
+    assert many.launches > one.launches + 10
+    for mine, theirs in zip(tree, other):
+        assert_same_bits(mine, theirs)
+    for cache, other_cache in zip(rig.caches, other_rig.caches):
+        for b, length in enumerate(rig.lengths.tolist()):
+            rows = rig.rows_of(b)[:length].unbind(1)
+            assert_same_bits(cache.k[rows], other_cache.k[rows])
+            assert_same_bits(cache.v[rows], other_cache.v[rows])
+    assert int(tree.num_nodes.max()) > 2
+
+
+@pytest.mark.op("draft")
+@pytest.mark.parametrize("name", TELLING)
+def test_one_launch_gives_what_many_give(name, simulator):
+    assert_same(TELLING[name], simulator)
+
+
+@pytest.mark.full
+@pytest.mark.op("draft")
+@pytest.mark.parametrize("name", OTHERS)
+def test_one_launch_gives_what_many_give_in_other_cases(name, simulator):
+    assert_same(OTHERS[name], simulator)
+
+
+@pytest.mark.op("draft")
+@pytest.mark.parametrize("device", [(1, 90), (5, 86)])
+def test_bits_do_not_depend_on_the_number_of_blocks(device, simulator):
+    _, tree = run(TELLING["EAGLE-3"])
+    with simulator.device(multiprocessors=device[0], compute_capability=device[1]):
+        _, other = run(TELLING["EAGLE-3"])
+    for mine, theirs in zip(tree, other):
+        assert_same_bits(mine, theirs)
+
+
+# ---- what it costs
+
+
+class Cost(NamedTuple):
+    tree: object
+    blocks: int
+    barriers: int  # of the grid
+    weights: int  # bytes
+
+
+def draft_cost(case: Case, simulator) -> Cost:
+    batch = case.batch
+    rig = Rig.random(case.head, case.dtype, batch=batch)
+    features, tokens = rig.fill([9] * batch)
+    shape = {name: getattr(case, name) for name in ("max_nodes", "top_k", "levels", "order")}
+    with simulator.counting() as counters:
+        tree = rig.draft_rows(features, tokens, **shape)
+    assert counters.launches == 1
+    blocks = counters.threads // THREADS
+    barriers, left = divmod(counters.grid_arrivals, blocks)
+    assert left == 0
+    weights = [site.moved for site in simulator.traffic() if "copy_bulk" in site.line or is_weight(site.line)]
+    return Cost(tree, blocks, barriers, sum(weights))
+
+
+def is_weight(chain: str) -> bool:
+    return any(f"stream.cuh:{line}" in chain.split(" < ") for line in WEIGHT_LINES)
+
+
+def weight_lines() -> list[int]:
+    from pathlib import Path
+
+    source = Path(__file__).resolve().parent.parent / "csrc/cuda/linear/stream.cuh"
+    lines = source.read_text().splitlines()
+    begin = next(i for i, line in enumerate(lines) if "void issue_weights(" in line)
+    end = next(i for i in range(begin, len(lines)) if lines[i] == "  }")
+    return list(range(begin + 1, end + 2))
+
+
+WEIGHT_LINES = weight_lines()
+
+
+def packed_bytes(*shapes: tuple[int, int]) -> int:
+    return sum(-(-n // 16) * -(-k // 64) * 2048 for n, k in shapes)
+
+
+@pytest.mark.op("draft")
+@pytest.mark.parametrize(("head", "barriers"), [(EAGLE3, 6), (EAGLE1, 7)], ids=["EAGLE-3", "EAGLE-2"])
+def test_a_level_reads_its_weights_once_and_meets_few_times(head, barriers, simulator):
+    few, more = (draft_cost(Case(head, batch=1, levels=n, max_nodes=60), simulator) for n in (2, 3))
+    assert more.barriers - few.barriers == barriers
+    assert few.barriers == 2 * barriers + (2 if head is EAGLE3 else 1)
+    width = 64 if head is EAGLE3 else 32
+    level = [(512, width), (32, 256), (96, 32), (32, 48), (40 if head is EAGLE3 else 96, 32)]
+    if head is EAGLE1:
+        level.append((32, 64))
+    assert packed_bytes(*level) <= more.weights - few.weights <= 1.01 * packed_bytes(*level)
+
+
+@pytest.mark.op("draft")
+def test_levels_end_when_no_tree_can_change(simulator):
+    """One node besides the root is the best child of the root: known after the first level."""
+    case = Case(EAGLE3, batch=2, levels=5, max_nodes=2)
+    cost = draft_cost(case, simulator)
+    assert cost.barriers == 2 + 6
+    whole = draft_cost(case._replace(max_nodes=60), simulator)
+    assert whole.barriers == 2 + 6 * 5
+    assert cost.tree.num_nodes.tolist() == [2, 2]
+    for early in (case, case._replace(max_nodes=4)):
+        assert_same(early._replace(max_nodes=max(early.max_nodes, 3)), simulator)
