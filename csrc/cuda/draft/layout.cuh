@@ -26,8 +26,8 @@ struct PersistentShared {
   uint32_t items_of_head;  // what a KV head's counter says behind this phase, a prefix', the LM head's
   uint32_t parts, lm_heads;
   StreamPlan plan;
-  FinishParams finish;
-  TopkParams topk;
+  alignas(16) FinishParams finish;  // begins with Scales, which a compiler may copy as 16 bytes
+  alignas(16) TopkParams topk;
   AttendParams attend;
   AppendKvParams append;
   RowShared row;
