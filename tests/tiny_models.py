@@ -30,13 +30,19 @@ def tiny_checkpoint(
     eos_token_id: Any = None,
     sliding_window: int | None = None,
     twins: bool = False,
+    family: str | None = None,
+    rope_scaling: dict[str, Any] | None = None,
+    tied: bool = False,
 ) -> Checkpoint:
-    """A Llama (Mistral, with a sliding window) of random weights.
+    """A model of random weights.
 
+    family: model_type; default llama, or mistral with a sliding window. qwen2 has biases on q, k and v, qwen3
+        norms of q and k, either a window in its upper half of layers only.
+    tied: the embedding is the LM head too. Not with twins.
     twins: rows 2i and 2i + 1 of the LM head are equal, so that the two best logits tie exactly at every
         position.
     """
-    family = "llama" if sliding_window is None else "mistral"
+    family = family or ("llama" if sliding_window is None else "mistral")
     config = complete_config(
         {
             "model_type": family,
@@ -49,8 +55,12 @@ def tiny_checkpoint(
             "vocab_size": vocab_size,
             "rms_norm_eps": 1e-5,
             "rope_theta": 10000.0,
+            "rope_scaling": rope_scaling,
             "max_position_embeddings": max_positions,
             "sliding_window": sliding_window,
+            "use_sliding_window": sliding_window is not None,
+            "max_window_layers": num_layers // 2,
+            "tie_word_embeddings": tied,
             "eos_token_id": None,
         },
         "memory",
@@ -68,6 +78,15 @@ def tiny_checkpoint(
         at, sizes = f"model.layers.{i}.", (num_heads, num_kv_heads, head_dim, intermediate_size)
         tensors |= _layer(new, at, hidden_size, hidden_size, *sizes)
         tensors[f"{at}input_layernorm.weight"] = new.norm(hidden_size)
+        if family == "qwen2":
+            for name, heads in (("q", num_heads), ("k", num_kv_heads), ("v", num_kv_heads)):
+                tensors[f"{at}self_attn.{name}_proj.bias"] = new.norm(heads * head_dim) - 1
+        if family == "qwen3":
+            for name in ("q_norm", "k_norm"):
+                tensors[f"{at}self_attn.{name}.weight"] = new.norm(head_dim)
+    if tied:
+        del tensors["lm_head.weight"]
+        tensors["model.embed_tokens.weight"] *= 3 / hidden_size**0.5
     return Checkpoint(config, tensors, Path("memory"))
 
 
