@@ -143,7 +143,7 @@ def draw(seed: int, index: int, *, threads: int = 1) -> Draw:
     of_head = drafter in ("eagle1", "eagle3")
     model = _draw_model(rng, dtype, of_head)
     tree = _draw_head_tree(rng, drafter, model) if of_head else _draw_oracle_tree(rng, drafter)
-    batch = rng.choice((1, 2, 2, 3, 4, 6))
+    batch = rng.choice((1, 2, 2, 3, 4, 6, 8))
     if tree.nodes > 64:
         batch = min(batch, 3)
     prompts = _draw_prompts(rng, batch + rng.randint(0, 2 * batch), model.vocab_size)
@@ -160,7 +160,7 @@ def draw(seed: int, index: int, *, threads: int = 1) -> Draw:
 
 def _draw_model(rng: random.Random, dtype: str, of_head: bool) -> ModelDraw:
     # With a small vocabulary chance alone makes random heads right.
-    vocab_size = rng.choice((16, 24)) if of_head else rng.choice((97, 97, 113))
+    vocab_size = rng.choice((12, 16, 24)) if of_head else rng.choice((97, 97, 113))
     family = rng.choice(FAMILIES)
     window = None
     if family == "mistral" or (family in ("qwen2", "qwen3") and rng.random() < 0.3):
@@ -219,10 +219,11 @@ def _draw_head_tree(rng: random.Random, drafter: str, model: ModelDraw) -> TreeD
     branching = rng.choice((1, 2, 4, 8, 8, 10))
     levels = rng.choice((1, 2, 3, 3, 4, 6) + ((40,) if branching == 1 else ()))
     most = 1 + branching + (levels - 1) * branching**2
-    nodes = rng.choice([n for n in (*NODES, *WIDE_NODES) if n <= most] or [most])
+    sizes = [n for n in (*NODES, *WIDE_NODES) if n <= most]
+    nodes = max(rng.choice(sizes), rng.choice(sizes))
     return TreeDraw(
         drafter,
-        min(nodes, 256),
+        nodes,
         levels,
         branching,
         rng.randrange(8),
@@ -294,7 +295,10 @@ def _draw_sampling(rng: random.Random, model: ModelDraw, features: bool, long: b
             if maybe(0.5):
                 new["logit_bias"][rng.choice(ids)] = float("-inf")
         if maybe(0.2):
-            new["min_new_tokens"] = rng.randint(0, new["max_new_tokens"] or 0)
+            most = new["max_new_tokens"]
+            new["min_new_tokens"] = rng.randint(0, 20 if most is None else most)
+            if "stop_token_ids" in new and maybe(0.7):  # it ends as soon as it may
+                new.setdefault("logit_bias", {})[new["stop_token_ids"][0]] = 8.0
         if maybe(0.15):
             new["allowed_tokens"] = [*always, *some(vocab_size // 3, 2 * vocab_size // 3)]
         if maybe(0.15):
