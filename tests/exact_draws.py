@@ -216,7 +216,7 @@ def _depths(parents: tuple[int, ...]) -> list[int]:
 
 
 def _draw_head_tree(rng: random.Random, drafter: str, model: ModelDraw) -> TreeDraw:
-    branching = rng.choice((1, 2, 4, 8, 8, 10))
+    branching = rng.choice((1, 2, 4, 8, 8, 9))  # no draft vocabulary is smaller
     levels = rng.choice((1, 2, 3, 3, 4, 6) + ((40,) if branching == 1 else ()))
     most = 1 + branching + (levels - 1) * branching**2
     sizes = [n for n in (*NODES, *WIDE_NODES) if n <= most]
