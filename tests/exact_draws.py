@@ -84,7 +84,7 @@ class RunDraw:
 
     batch: int
     page_size: int | None
-    threads: int
+    threads: int  # where the process may have them
 
 
 @dataclass(frozen=True)
@@ -135,25 +135,29 @@ def _differing(value: Any) -> str:
     return ", ".join(f"{name}={item!r:.120}" for name, item in shown.items())
 
 
-def draw(seed: int, index: int, *, threads: int = 1) -> Draw:
-    """Configuration `index` of a seed. threads: the most that a run may use (they change no result)."""
+def draw(seed: int, index: int) -> Draw:
+    """Configuration `index` of a seed."""
     rng = random.Random(f"{seed}/{index}")
     drafter = DRAFTERS[index % len(DRAFTERS)]
     dtype = DTYPES[index // len(DRAFTERS) % len(DTYPES)]
     of_head = drafter in ("eagle1", "eagle3")
     model = _draw_model(rng, dtype, of_head)
     tree = _draw_head_tree(rng, drafter, model) if of_head else _draw_oracle_tree(rng, drafter)
-    batch = rng.choice((1, 2, 2, 3, 4, 6, 8))
+    # Half of them have requests of about one length, which keep a batch full: most tokens for the time.
+    even = rng.randint(100, 300) if rng.random() < 0.5 else None
+    batch = rng.choice((1, 2, 2, 3, 4, 6, 8) if even is None else (4, 8, 16))
     if tree.nodes > 64:
-        batch = min(batch, 3)
-    prompts = _draw_prompts(rng, batch + rng.randint(0, 2 * batch), model.vocab_size)
+        batch = min(batch, 3 if even is None else 4)
+    count = batch + rng.randint(0, 2 * batch) if even is None else batch * rng.randint(1, 2)
+    prompts = _draw_prompts(rng, count, model.vocab_size)
     long = tree.levels > 31  # outputs in which a long chain can be accepted more than once
-    max_length = max(map(len, prompts)) + (800 if long else rng.choice((8, 30, 80, 200)))
+    room = 800 if long else 320 if even else rng.choice((8, 30, 80, 200))
+    max_length = max(map(len, prompts)) + room
     features = rng.random() < 0.75
-    requests = tuple((prompt, _draw_sampling(rng, model, features, long)) for prompt in prompts)
+    requests = tuple((prompt, _draw_sampling(rng, model, features, long, even)) for prompt in prompts)
     layouts = [
-        RunDraw(size, rng.choice(PAGE_SIZES), rng.randint(1, threads))
-        for size in (rng.choice((1, 3, 5, 8, 8)), batch)
+        RunDraw(size, rng.choice(PAGE_SIZES), rng.choice((1, 1, 2)))
+        for size in (rng.choice((1, 3, 5, 8, 8)) if even is None else max(batch, 8), batch)
     ]
     return Draw(seed, index, model, tree, *layouts, max_length, requests)
 
@@ -245,7 +249,9 @@ def _draw_prompts(rng: random.Random, count: int, vocab_size: int) -> list[tuple
     return [tuple(rng.randrange(vocab_size) for _ in range(length)) for length in lengths]
 
 
-def _draw_sampling(rng: random.Random, model: ModelDraw, features: bool, long: bool) -> SamplingParams:
+def _draw_sampling(
+    rng: random.Random, model: ModelDraw, features: bool, long: bool, even: int | None
+) -> SamplingParams:
     def maybe(probability: float) -> bool:
         return rng.random() < probability
 
@@ -259,19 +265,22 @@ def _draw_sampling(rng: random.Random, model: ModelDraw, features: bool, long: b
     if vocab_size > END_ID and END_ID in always:
         always = tuple(token for token in always if token != END_ID)
     budget = rng.choice((rng.randint(1, 12), rng.randint(12, 60), rng.randint(40, 90), rng.randint(60, 160)))
+    if even:
+        budget = even + rng.randint(0, 20)
     if long and maybe(0.5):
         budget *= 6
+    rarely = 0.05 if even else 0.25
     new = {
         "temperature": rng.choice(TEMPERATURES),
         "seed": rng.choice((rng.randrange(100), rng.randrange(-(2**63), 2**64))),
-        "max_new_tokens": 0 if maybe(0.02) else None if maybe(0.15) else budget,
+        "max_new_tokens": 0 if maybe(0.02) else None if maybe(rarely / 2) else budget,
         "logprobs": maybe(0.5),
-        "ignore_eos": maybe(0.7),
+        "ignore_eos": maybe(1 - rarely),
         "n": rng.choice((2, 3)) if maybe(0.08) else 1,
     }
-    if maybe(0.25):
+    if maybe(rarely):
         new["stop_token_ids"] = some(1, 5)
-    if maybe(0.1):  # a text of two characters or one: tokens are bytes
+    if maybe(rarely / 2):  # a text of two characters or one: tokens are bytes
         letters = [chr(token) for token in ids if 32 <= token < 97] or ["~"]
         new["stop"] = ["".join(rng.choices(letters, k=rng.randint(1, 2))) for _ in range(rng.randint(1, 2))]
     if maybe(0.25):

@@ -14,11 +14,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
+import multiprocessing
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,21 +152,41 @@ def prove(
     tokens: int,
     *,
     seed: int = 0,
-    threads: int = 1,
+    jobs: int = 1,
     coverage: Coverage | None = None,
     after_each: Callable[[Coverage], None] = lambda coverage: None,
 ) -> Coverage:
     """Compares configurations 0, 1, ... of a seed until so many tokens are compared. Goes on after the
-    `coverage` of an earlier call. Raises Unequal at the first that differs."""
+    `coverage` of an earlier call. jobs: processes. Raises Unequal at the first that differs."""
     coverage = coverage or Coverage()
-    while coverage.tokens < tokens:
-        drawn = draw(seed, coverage.configurations, threads=threads)
-        outcome = check(drawn)
-        if outcome.difference:
-            raise Unequal(drawn, outcome)
-        coverage.add(drawn, outcome)
-        after_each(coverage)
+    with contextlib.closing(_outcomes(seed, coverage.configurations, jobs)) as outcomes:
+        while coverage.tokens < tokens:
+            drawn, outcome = next(outcomes)
+            if outcome.difference:
+                raise Unequal(drawn, outcome)
+            coverage.add(drawn, outcome)
+            after_each(coverage)
     return coverage
+
+
+def _outcomes(seed: int, first: int, jobs: int) -> Iterator[tuple[Draw, Outcome]]:
+    """Of configurations first, first + 1, ... in this order, however many processes work on them."""
+    if jobs == 1:
+        for index in itertools.count(first):
+            yield _outcome(seed, index)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    try:
+        pending = deque(pool.submit(_outcome, seed, first + i) for i in range(2 * jobs))
+        for index in itertools.count(first + len(pending)):
+            yield pending.popleft().result()
+            pending.append(pool.submit(_outcome, seed, index))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _outcome(seed: int, index: int) -> tuple[Draw, Outcome]:
+    drawn = draw(seed, index)
+    return drawn, check(drawn)
 
 
 # ---- the program
@@ -179,8 +202,8 @@ class State:
     coverage: Coverage = field(default_factory=Coverage)
 
     @classmethod
-    def of(cls, folder: Path, seed: int, threads: int, fresh: bool) -> State:
-        state = cls(folder / f"seed{seed}-threads{threads}.json", digest())
+    def of(cls, folder: Path, seed: int, fresh: bool) -> State:
+        state = cls(folder / f"seed{seed}.json", digest())
         if state.path.is_file() and not fresh:
             stored = json.loads(state.path.read_text())
             if stored["digest"] == state.digest:
@@ -230,28 +253,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens to compare")
     parser.add_argument("--seed", type=int, default=0, help="of the configurations")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; they share the seed")
     parser.add_argument("--only", type=int, metavar="INDEX", help="run and print this configuration alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts and coverage there")
     parser.add_argument("--fresh", action="store_true", help="forget where an earlier run was stopped")
     parser.add_argument("--state", type=Path, default=ROOT / "build" / "exactness", help="where it is kept")
     chosen = parser.parse_args()
-    threads = eagle_cuda.num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(eagle_cuda.num_threads())
 
     if chosen.only is not None:
-        drawn = draw(chosen.seed, chosen.only, threads=threads)
+        drawn = draw(chosen.seed, chosen.only)
         print(drawn.describe())
         outcome = check(drawn)
         print(outcome.difference or f"equal, {outcome.tokens} tokens")
         return int(outcome.difference is not None)
 
-    state = State.of(chosen.state, chosen.seed, threads, chosen.fresh)
+    state = State.of(chosen.state, chosen.seed, chosen.fresh)
     if state.coverage.configurations:
         print(f"going on after {state.coverage.tokens:,} tokens")
     try:
         with progress(state, chosen.tokens) as after:
             coverage = prove(
-                chosen.tokens, seed=chosen.seed, threads=threads, coverage=state.coverage, after_each=after
+                chosen.tokens, seed=chosen.seed, jobs=chosen.jobs, coverage=state.coverage, after_each=after
             )
     except Unequal as error:
         print(f"\n{error}")

@@ -180,10 +180,14 @@ class StaticDrafter:
         self._continuations, self._vocab_size = continuations, vocab_size
         self._random = random.Random(seed)
         self._turns: dict[int, list[int]] = {}  # per request: nodes to plant down to
+        self._trees: dict[int, DraftTree] = {}  # per size of the batch: all but the tokens
 
     def propose(self, batch: Batch) -> DraftTree:
         tokens = [self._tokens(request.index, request.tokens) for request in batch.requests]
-        return tree_from_parents(tokens, [self._parents] * len(tokens))
+        size = len(tokens)
+        if size not in self._trees:
+            self._trees[size] = tree_from_parents(tokens, [self._parents] * size)
+        return self._trees[size]._replace(tokens=torch.tensor(tokens, dtype=torch.int32))
 
     def _tokens(self, index: int, emitted: Sequence[int]) -> list[int]:
         truth = self._continuations[index][len(emitted) :]

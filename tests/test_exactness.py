@@ -21,13 +21,13 @@ from exactness import Coverage, State, progress, prove
 
 
 def test_any_configuration():
-    coverage = prove(25_000, seed=1, threads=2)
+    coverage = prove(25_000, seed=1)
     assert coverage.missing(complete_levels=4, widest=128) == []
 
 
 @pytest.mark.full
 def test_many_configurations():
-    coverage = prove(150_000, seed=2, threads=2)
+    coverage = prove(150_000, seed=2)
     assert coverage.missing(complete_levels=16, widest=256) == []
 
 
@@ -75,15 +75,15 @@ def test_a_failure_names_the_command_that_repeats_it(monkeypatch, capsys, tmp_pa
 
 def test_a_stopped_run_goes_on_where_it_was(tmp_path):
     whole = prove(2500, seed=4)
-    state = State.of(tmp_path, 4, 1, fresh=False)
+    state = State.of(tmp_path, 4, fresh=False)
     with progress(state, 1000) as after:
         prove(1000, seed=4, coverage=state.coverage, after_each=after)
-    resumed = State.of(tmp_path, 4, 1, fresh=False)
+    resumed = State.of(tmp_path, 4, fresh=False)
     assert 1000 <= resumed.coverage.tokens < whole.tokens
     assert prove(2500, seed=4, coverage=resumed.coverage) == whole
     other = State(resumed.path, "another library")
     other.save()
-    assert State.of(tmp_path, 4, 1, fresh=False).coverage == Coverage()
+    assert State.of(tmp_path, 4, fresh=False).coverage == Coverage()
 
 
 def test_what_did_not_occur_is_named():
