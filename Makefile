@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build simt demo test test-full test-simt bench format check-format gpu-check gpu-bench clean distclean
+.PHONY: help setup build simt demo test test-full test-simt test-exact bench format check-format gpu-check gpu-bench clean distclean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,6 +14,7 @@ help:
 	@echo "make test        build, then the tests, and those of the CUDA kernels under the emulator too (minutes)"
 	@echo "make test-full   build, then the larger sweeps only, and the emulator's under more schedules"
 	@echo "make test-simt   build, then the tests of the CUDA kernels under the emulator only"
+	@echo "make test-exact  build, then a million tokens of random configurations, plainly and speculatively (resumes)"
 	@echo "make bench       build, then the benchmarks, into benchmarks/results/"
 	@echo "make build       set up .venv and build the native module in place"
 	@echo "make simt        build the modules whose CUDA kernels run under the emulator (tests/simt)"
@@ -59,6 +60,10 @@ test-full: build simt
 
 test-simt: build simt
 	@$(PASSES) fast checked:1 -- -m "not full" $(ARGS)
+
+# One thread a process: the models are tiny.
+test-exact: build
+	@EAGLE_NUM_THREADS=1 $(BIN)/python tests/exactness.py --jobs $$(nproc) --json $(RESULTS)/exactness.json $(ARGS)
 
 # README's figures are over the prompts of PROMPTS=question.jsonl; without it end_to_end.py has its own.
 RESULTS = benchmarks/results

@@ -34,8 +34,8 @@ from exact_draws import DRAFTERS, DTYPES, FAMILIES, HEAD_FORMATS, PAGE_SIZES, TE
 from exact_runs import FEATURES, Outcome, check
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("eagle_cuda/*.py", "python/eagle_decode/**/*.py", "tests/exact*.py", "tests/*_drafter.py")
-SOURCES += ("tests/tiny_models.py", "tests/random_heads.py")
+SOURCES = ("eagle_cuda/*.py", "python/eagle_decode/**/*.py", "tests/exact_draws.py", "tests/exact_runs.py")
+SOURCES += ("tests/oracle_drafter.py", "tests/tiny_models.py", "tests/random_heads.py")
 EVENTS = (
     "best paths", "other paths", "paths in place", "paths that moved rows", "ended inside a path: stop token",
     "ended inside a path: budget", "ended inside a path: context", "joined a running batch",

@@ -1,4 +1,5 @@
-"""The benchmarks that run the whole engine, on a tiny random model: end_to_end.py and coupled_drafting.py."""
+"""The benchmarks that run the whole engine, on a tiny random model: end_to_end.py, coupled_drafting.py and
+exact_demo.py."""
 
 from __future__ import annotations
 
@@ -144,3 +145,46 @@ def test_ratios_of_drafting(coupling):
     assert rows[2]["of_greedy"] == pytest.approx(2.5 / 3)
     assert rows[2]["tokens_per_cycle_to_usual"] == pytest.approx(2.5 / 1.5)
     assert rows[2]["accepted_to_usual"] == pytest.approx(3.0)
+
+
+@pytest.fixture
+def exact(folders, prompts, monkeypatch, tmp_path):
+    """Runs exact_demo.py over two prompts; returns what it exits with, and its figures by temperature."""
+    target, head = folders
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("exact_demo")
+    monkeypatch.setattr(module, "GROUP", 1)
+
+    def run(*arguments: str) -> tuple[int, list[dict]]:
+        given = ["--target", target, "--head", head, "--prompts", prompts, "--num-prompts", "2"]
+        given += ["--max-new-tokens", "12", "--state", str(tmp_path / "state"), *arguments]
+        monkeypatch.setattr(sys, "argv", ["exact_demo.py", *given, "--json", str(tmp_path / "out.json")])
+        code = module.main()
+        return code, json.loads((tmp_path / "out.json").read_text())["results"]["temperatures"]
+
+    run.module = module
+    return run
+
+
+def test_every_prompt_is_the_same_both_ways(exact, monkeypatch):
+    code, rows = exact()
+    assert code == 0
+    assert [(row["temperature"], row["prompts"], row["identical"], row["tokens"]) for row in rows] == [
+        (0.0, 2, 2, 24), (1.0, 2, 2, 24)
+    ]  # fmt: skip
+    monkeypatch.setattr(exact.module, "run_group", None)  # all of it is known already
+    assert exact() == (0, rows)
+
+
+def test_one_other_text_is_counted(exact, monkeypatch):
+    generate = exact.module.Engine.generate
+
+    def one_wrong(engine, prompts, sampling, *, speculate=True):
+        results = generate(engine, prompts, sampling, speculate=speculate)
+        if speculate and sampling[0].temperature:
+            results[0].logprobs[-1] *= 1 + 1e-7
+        return results
+
+    monkeypatch.setattr(exact.module.Engine, "generate", one_wrong)
+    code, rows = exact()
+    assert (code, [row["identical"] for row in rows]) == (1, [2, 0])
