@@ -115,6 +115,15 @@ class Draw:
     max_length: int
     requests: tuple[tuple[tuple[int, ...], SamplingParams], ...] = field(repr=False)
 
+    @property
+    def most_tokens(self) -> int:
+        """That it can emit."""
+        rooms = (self.max_length - len(prompt) for prompt, _ in self.requests)
+        asked = ((params.max_new_tokens, params.n) for _, params in self.requests)
+        return sum(
+            n * (room if budget is None else min(room, budget)) for room, (budget, n) in zip(rooms, asked)
+        )
+
     def describe(self) -> str:
         """Every value that is not its default, a line per part."""
         lines = [f"seed {self.seed}, index {self.index}, max_length {self.max_length}"]

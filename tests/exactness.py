@@ -153,13 +153,24 @@ def prove(
     *,
     seed: int = 0,
     jobs: int = 1,
+    most: int | None = None,
     coverage: Coverage | None = None,
     after_each: Callable[[Coverage], None] = lambda coverage: None,
 ) -> Coverage:
-    """Compares configurations 0, 1, ... of a seed until so many tokens are compared. Goes on after the
-    `coverage` of an earlier call. jobs: processes. Raises Unequal at the first that differs."""
+    """Compares configurations 0, 1, ... of a seed until so many tokens are compared. Raises Unequal at the
+    first that differs.
+
+    jobs: processes. coverage: of an earlier call, which is gone on with. most: leaves out configurations that
+    can emit more tokens; neither with jobs nor with coverage.
+    """
     coverage = coverage or Coverage()
-    with contextlib.closing(_outcomes(seed, coverage.configurations, jobs)) as outcomes:
+    if most is None:
+        made = _outcomes(seed, coverage.configurations, jobs)
+    else:
+        assert jobs == 1
+        assert coverage.configurations == 0
+        made = (_outcome(seed, i) for i in itertools.count() if draw(seed, i).most_tokens <= most)
+    with contextlib.closing(made) as outcomes:
         while coverage.tokens < tokens:
             drawn, outcome = next(outcomes)
             if outcome.difference:
