@@ -165,9 +165,7 @@ def main() -> int:
     temperatures = [float(item) for item in chosen.temperatures.split(",")]
     settings = {
         "target": str(chosen.target),
-        "head": hashlib.sha256(
-            repr(sorted(p.name for p in Path(chosen.head).iterdir())).encode()
-        ).hexdigest(),
+        "head": chosen.head.name,
         "prompts": hashlib.sha256(repr(texts).encode()).hexdigest(),
         "max_new_tokens": chosen.max_new_tokens,
         "tree": list(tree),
