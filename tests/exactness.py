@@ -154,6 +154,7 @@ def prove(
     seed: int = 0,
     jobs: int = 1,
     most: int | None = None,
+    until: Callable[[Coverage], bool] = lambda coverage: True,
     coverage: Coverage | None = None,
     after_each: Callable[[Coverage], None] = lambda coverage: None,
 ) -> Coverage:
@@ -161,7 +162,8 @@ def prove(
     first that differs.
 
     jobs: processes. coverage: of an earlier call, which is gone on with. most: leaves out configurations that
-    can emit more tokens; neither with jobs nor with coverage.
+    can emit more tokens; neither with jobs nor with coverage. until: what else must hold before it ends,
+        for at most four times the tokens: which tokens come out depends on the processor.
     """
     coverage = coverage or Coverage()
     if most is None:
@@ -171,7 +173,7 @@ def prove(
         assert coverage.configurations == 0
         made = (_outcome(seed, i) for i in itertools.count() if draw(seed, i).most_tokens <= most)
     with contextlib.closing(made) as outcomes:
-        while coverage.tokens < tokens:
+        while coverage.tokens < tokens or (coverage.tokens < 4 * tokens and not until(coverage)):
             drawn, outcome = next(outcomes)
             if outcome.difference:
                 raise Unequal(drawn, outcome)
@@ -187,7 +189,7 @@ def _outcomes(seed: int, first: int, jobs: int) -> Iterator[tuple[Draw, Outcome]
             yield _outcome(seed, index)
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
     try:
-        pending = deque(pool.submit(_outcome, seed, first + i) for i in range(2 * jobs))
+        pending = deque(pool.submit(_outcome, seed, first + i) for i in range(4 * jobs))
         for index in itertools.count(first + len(pending)):
             yield pending.popleft().result()
             pending.append(pool.submit(_outcome, seed, index))

@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -21,15 +22,23 @@ from exact_runs import check
 from exactness import Coverage, State, progress, prove
 
 
+def prove_all(tokens: int, *, complete_levels: int, widest: int, **options: Any) -> None:
+    """That many tokens, and more until everything has occurred."""
+
+    def missing(coverage: Coverage) -> list[str]:
+        return coverage.missing(complete_levels=complete_levels, widest=widest)
+
+    coverage = prove(tokens, until=lambda coverage: not missing(coverage), **options)
+    assert missing(coverage) == []
+
+
 def test_any_configuration():
-    coverage = prove(15_000, seed=4, most=900)
-    assert coverage.missing(complete_levels=4, widest=128) == []
+    prove_all(12_000, seed=4, most=900, complete_levels=4, widest=128)
 
 
 @pytest.mark.full
 def test_many_configurations():
-    coverage = prove(120_000, seed=2)
-    assert coverage.missing(complete_levels=16, widest=256) == []
+    prove_all(120_000, seed=2, complete_levels=16, widest=256)
 
 
 def small(suits: Callable[[Draw], bool], count: int, tokens: int = 1000) -> list[Draw]:

@@ -5,7 +5,8 @@ An oracle drafter hides the plain continuation among decoys, so that every accep
 paths and off them; random EAGLE heads draft as they do in use. Negative controls break one thing each and
 must be seen.
 
-Cases that name ops run under the emulator too: there the decoder attends by the CUDA kernels.
+Cases that name ops run under the emulator too: there the decoder attends by the CUDA kernels. Chosen cases
+stand here; random configurations of everything in test_exactness.py.
 """
 
 from __future__ import annotations
