@@ -6,6 +6,7 @@ A path that is wider than what the persistent kernel takes (65 rows) goes by lau
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from compare import assert_same_bits
 from draft_rig import HEADS, Rig
 
-THREADS = 512
+THREADS = 256
 
 
 def int32(*values):
@@ -148,25 +149,24 @@ def draft_cost(case: Case, simulator) -> Cost:
     blocks = counters.threads // THREADS
     barriers, left = divmod(counters.grid_arrivals, blocks)
     assert left == 0
-    weights = [site.moved for site in simulator.traffic() if "copy_bulk" in site.line or is_weight(site.line)]
+    weights = [site.moved for site in simulator.traffic() if is_weight(site.line)]
     return Cost(tree, blocks, barriers, sum(weights))
 
 
-def is_weight(chain: str) -> bool:
-    return any(f"stream.cuh:{line}" in chain.split(" < ") for line in WEIGHT_LINES)
-
-
-def weight_lines() -> list[int]:
-    from pathlib import Path
-
+def weight_lines() -> set[str]:
+    """Where the stream asks for weights, as the emulator writes it."""
     source = Path(__file__).resolve().parent.parent / "csrc/cuda/linear/stream.cuh"
     lines = source.read_text().splitlines()
     begin = next(i for i, line in enumerate(lines) if "void issue_weights(" in line)
-    end = next(i for i in range(begin, len(lines)) if lines[i] == "  }")
-    return list(range(begin + 1, end + 2))
+    end = lines.index("  }", begin)
+    return {f"stream.cuh:{line}" for line in range(begin + 1, end + 2)}
 
 
 WEIGHT_LINES = weight_lines()
+
+
+def is_weight(chain: str) -> bool:
+    return not WEIGHT_LINES.isdisjoint(chain.split(" < "))
 
 
 def packed_bytes(*shapes: tuple[int, int]) -> int:

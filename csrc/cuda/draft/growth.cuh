@@ -79,7 +79,7 @@ __device__ __forceinline__ void grow_trees(const PersistentParams& p, int level,
                                 .beam_rows = m.beam_rows,
                                 .beam_mask = m.beam_mask};
   const LevelShape shape = level_shape(p.top_k, level, p.levels);
-  constexpr int kItems = kMaxLevelCandidates / kPersistentThreads;
+  constexpr int kItems = (kMaxLevelCandidates + kPersistentThreads - 1) / kPersistentThreads;
   bool over = true;
   for (int request = 0; request < p.batch_size; ++request) {
     const TreeExpansion<kItems> expansion(expand, shape, request, *reinterpret_cast<ExpandShared*>(scratch));
@@ -99,7 +99,8 @@ __device__ __forceinline__ void grow_trees(const PersistentParams& p, int level,
 }
 
 // From the candidates of the first `levels` levels.
-__device__ __forceinline__ void build_trees(const PersistentParams& p, int levels, unsigned char* scratch,
+using PersistentBuild = BuildShared<kPersistentThreads * kPersistentItems>;
+__device__ __forceinline__ void build_trees(const PersistentParams& p, int levels, PersistentBuild& shared,
                                             int block, int blocks) {
   const DraftMemory& m = p.memory;
   const BuildTreeParams build{.batch_size = p.batch_size,
@@ -115,12 +116,7 @@ __device__ __forceinline__ void build_trees(const PersistentParams& p, int level
                               .selected = nullptr};
   const int count = level_shape(p.top_k, 1, levels).candidates;
   for (int request = block; request < p.batch_size; request += blocks) {
-    if (count <= 2 * kPersistentThreads)
-      build_request<kPersistentThreads, 2>(build, request, count,
-                                           *reinterpret_cast<BuildShared<2 * kPersistentThreads>*>(scratch));
-    else
-      build_request<kPersistentThreads, kMaxCandidates / kPersistentThreads>(
-          build, request, count, *reinterpret_cast<BuildShared<kMaxCandidates>*>(scratch));
+    build_request<kPersistentThreads, kPersistentItems>(build, request, count, shared);
     __syncthreads();  // the shared memory is used again
   }
 }

@@ -25,11 +25,11 @@ struct PersistentShared {
   uint32_t parities;       // of the ring's barriers
   uint32_t items_of_head;  // what a KV head's counter says behind this phase, a prefix', the LM head's
   uint32_t parts, lm_heads;
-  StreamPlan plan;
-  alignas(16) FinishParams finish;  // begins with Scales, which a compiler may copy as 16 bytes
+  alignas(16) StreamPlan plan;
+  alignas(16) FinishParams finish;
   alignas(16) TopkParams topk;
-  AttendParams attend;
-  AppendKvParams append;
+  alignas(16) AttendParams attend;
+  alignas(16) AppendKvParams append;
   RowShared row;
   bool last;                          // the block that came last does what is left
   bool finishes[kPersistentKvHeads];  // the KV heads whose q, k and v are this block's to finish
@@ -166,7 +166,7 @@ class PhaseLayout {
 
   __device__ __forceinline__ void lay_out_topk(int which) const {
     TopkParams t{};
-    t.scales = shared_.finish.scales;
+    t.scales = {p_.lm_head.scales, nullptr};
     t.n = p_.lm_head.n;
     t.top_k = p_.top_k;
     t.chunks = ceil_div(p_.lm_head.tiles, int{p_.lm_head.unit});

@@ -18,15 +18,16 @@
 namespace eagle::cuda {
 namespace {
 
-// registers: <= 128
+// registers: <= 255
 template <class T, int kHeadDim>
 __global__ void __launch_bounds__(kPersistentThreads, 1)
     persistent_draft_kernel(const __grid_constant__ PersistentParams p) {
   PersistentDraft<T, kHeadDim>().run(p);
 }
 
-using PersistentTypes = Types<bf16_t, half_t>;
-using PersistentHeadDims = Values<64, 128>;
+template <class T, int kHeadDim>
+constexpr bool kTaken = sizeof(T) == 2 && (kHeadDim == 64 || kHeadDim == 128);
+
 constexpr WarpShape kShape{kPersistentThreads / kWarpSize, 1, kPersistentRows / 8};
 constexpr int64_t kRing = kPersistentRing;
 
@@ -51,6 +52,7 @@ bool is_taken(const DraftParams& p) {
   const int64_t width = element_size(h.dtype), B = p.batch_size;
   if (h.dtype == DType::kFloat32 || (h.head_dim != 64 && h.head_dim != 128)) return false;
   if (h.layers.size() > kPersistentLayers || h.num_kv_heads > kPersistentKvHeads) return false;
+  if (num_candidates(p.top_k, p.levels) > kPersistentThreads * kPersistentItems) return false;
   if (B * p.max_path > kPersistentRows || B * p.top_k > kPersistentRows) return false;
   if (h.fc.format == WeightFormat::kInt8Dynamic || h.lm_head.format == WeightFormat::kInt8Dynamic)
     return false;
@@ -93,8 +95,8 @@ class Planner {
     fits = fits && lm_head(rows, k) && attention(k);
     if (!fits) return false;
     launch.shared_bytes =
-        static_cast<size_t>(kRing) + std::max({sizeof(ExpandShared), sizeof(BuildShared<kMaxCandidates>),
-                                               static_cast<size_t>(ring_bytes_)});
+        static_cast<size_t>(kRing) +
+        std::max({sizeof(ExpandShared), sizeof(PersistentBuild), static_cast<size_t>(ring_bytes_)});
     k.bulk = has_bulk_copies();
     launch.words = static_cast<int64_t>(sizeof(GridBarrierWord)) +
                    4 * (2 + most_tiles_ + head_.num_kv_heads * (1 + int64_t{p_.batch_size}));
@@ -180,7 +182,7 @@ class Planner {
         if (!plan.vectors || !plan.pairs) return false;
         k.attend_plan[i] = plan;  // of all layers
         launch_->scratch = std::max(launch_->scratch, partials_bytes(a, plan));
-        dispatch(PersistentHeadDims{}, head_.head_dim, "head_dim", [&](auto dim) {
+        dispatch(HeadDims{}, head_.head_dim, "head_dim", [&](auto dim) {
           ring_bytes_ = std::max<int64_t>(ring_bytes_,
                                           common_shared_bytes<dim()>(plan.rows_per_block, plan.ring, false));
           ring_bytes_ = std::max<int64_t>(ring_bytes_, sizeof(FinishShared<bf16_t, bf16_t, dim()>));
@@ -290,9 +292,11 @@ void persistent_draft(const DraftParams& p, CUstream_st* stream) {
   const LaunchConfig config{dim3(static_cast<unsigned>(l.blocks)), dim3(kPersistentThreads), stream,
                             l.shared_bytes};
   const Cleared words{memory.words, static_cast<size_t>(l.words)};
-  dispatch(PersistentTypes{}, p.head->dtype, "features", [&](auto type) {
-    dispatch(PersistentHeadDims{}, p.head->head_dim, "head_dim", [&](auto dim) {
-      launch_together(persistent_draft_kernel<typename decltype(type)::type, dim()>, config, words, l.params);
+  dispatch(FloatTypes{}, p.head->dtype, "features", [&](auto type) {
+    dispatch(HeadDims{}, p.head->head_dim, "head_dim", [&](auto dim) {
+      using T = typename decltype(type)::type;
+      if constexpr (kTaken<T, dim()>)
+        launch_together(persistent_draft_kernel<T, dim()>, config, words, l.params);
     });
   });
 }

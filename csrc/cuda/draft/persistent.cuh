@@ -26,11 +26,10 @@ class PersistentDraft : LayerWork<T, kHeadDim> {
         Base::attend();
       else
         Base::multiply();
-      if (phase().work == Work::kQkv) Base::finish_qkv();
+      if (phase().work == Work::kQkv) finish_qkv();
       if (phase().work == Work::kLmHead) finish_lm_head();
     }
-    // No beam grows further than to the phase's level: the candidates of the levels up to it exist.
-    build_trees(p_, phase().level, Base::scratch(), block(), blocks());
+    build();
   }
 
  private:
@@ -49,15 +48,28 @@ class PersistentDraft : LayerWork<T, kHeadDim> {
     return phase().work != Work::kTree;
   }
 
+  // Two out of line, so that the compiler does not mix them with the products and the attention, which want
+  // all registers. They find everything in shared memory.
+
+  static __device__ __noinline__ void finish_qkv() { PersistentDraft().Base::finish_qkv(); }
+
   // The last block to come has the best tokens of all rows, and grows the trees by a level.
-  __device__ __forceinline__ void finish_lm_head() const {
-    if (p_.feedback_post_norm) Base::write_feedback();
-    const Topk topk = Base::topk();
+  static __device__ __noinline__ void finish_lm_head() {
+    const PersistentDraft self;
+    if (self.p_.feedback_post_norm) self.write_feedback();
+    const Topk topk = self.topk();
     topk.leave(block(), blocks());
-    if (!Base::is_last_of_grid()) return;
+    if (!self.is_last_of_grid()) return;
     topk.fold(blocks());
     __syncthreads();
-    grow_trees(p_, phase().level + 1, Base::scratch());
+    grow_trees(self.p_, self.phase().level + 1, self.scratch());
+  }
+
+  // No beam grows further than to the phase's level: the candidates of the levels up to it exist.
+  static __device__ __forceinline__ void build() {
+    const PersistentDraft self;
+    build_trees(self.p_, self.phase().level, *reinterpret_cast<PersistentBuild*>(self.scratch()), block(),
+                blocks());
   }
 };
 

@@ -26,11 +26,12 @@
 
 namespace eagle::cuda {
 
-inline constexpr int kPersistentThreads = 512;
+inline constexpr int kPersistentThreads = 256;         // of 255 registers: more threads of fewer would spill
 inline constexpr int kPersistentRows = kMaxTableRows;  // of the accepted paths of a batch, of its beams
 inline constexpr int kPersistentLayers = 3;
 inline constexpr int kPersistentKvHeads = 128;
-inline constexpr int kPersistentAttendParts = 2;  // of the common pass: registers are scarce here
+inline constexpr int kPersistentItems = 16;  // candidates of a thread when trees are built
+inline constexpr int kPersistentAttendParts = 1;
 inline constexpr int kPersistentAttendRows =
     kPersistentThreads / kWarpSize / kPersistentAttendParts * kWarpRows;
 
