@@ -149,7 +149,8 @@ def draft_cost(case: Case, simulator) -> Cost:
     blocks = counters.threads // THREADS
     barriers, left = divmod(counters.grid_arrivals, blocks)
     assert left == 0
-    weights = [site.moved for site in simulator.traffic() if is_weight(site.line)]
+    sites = [site for site in simulator.traffic() if site.memory == "global"]
+    weights = [site.moved for site in sites if is_weight(site.line)]
     return Cost(tree, blocks, barriers, sum(weights))
 
 
