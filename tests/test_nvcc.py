@@ -25,7 +25,7 @@ SOURCES = cuda_sources()
 # Files with many instantiations, and the few that `make test` compiles: list of common/dispatch.h -> choice.
 ONE_OF_MANY = {
     "attention/tree_attention.cu": {"HeadDims": "Values<128>", "FloatTypes": "Types<bf16_t>"},
-    "draft/persistent.cu": {"HeadDims": "Values<128>", "FloatTypes": "Types<bf16_t>"},
+    "draft/draft.cu": {"HeadDims": "Values<128>", "FloatTypes": "Types<bf16_t>"},
     "linear/linear.cu": {"FloatTypes": "Types<bf16_t>"},  # every format of weights
     "linear/lm_head_topk.cu": {"FloatTypes": "Types<bf16_t>"},
 }
@@ -120,7 +120,7 @@ def test_one_instantiation_stands_for_many(compiled, source):
 WIDE = {
     "kv_cache/compact_kv.cu": ("load", "store"),
     "sampling/sample_tokens.cu": ("load",),
-    "draft/persistent.cu": {"HeadDims": "Values<128>", "FloatTypes": "Types<bf16_t>"},
+    "draft/draft.cu": {"HeadDims": "Values<128>", "FloatTypes": "Types<bf16_t>"},
     "linear/linear.cu": ("copy", "bulk copy", "matrix product", "integer product"),
     "linear/lm_head_topk.cu": ("copy", "bulk copy", "matrix product", "integer product"),
 }

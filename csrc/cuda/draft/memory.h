@@ -87,8 +87,4 @@ struct DraftMemory {
   }
 };
 
-// What the largest of the launches wants beside the head's products.
-int64_t launches_scratch_bytes(const DraftParams& p);
-void draft_by_launches(const DraftParams& p, const DraftMemory& memory, CUstream_st* stream);  // launches.cu
-
 }  // namespace eagle::cuda

@@ -1,3 +1,4 @@
+#pragma once
 // The whole draft phase as launches from sizes that the host knows: extend along the accepted path, `levels`
 // levels of top-k expansion, rerank. For what the persistent kernel does not take; the bits are the same.
 //
@@ -15,8 +16,6 @@
 #include "cuda/launch.h"
 
 namespace eagle::cuda {
-namespace {
-
 // ---- kernels: they move rows, and turn what requests hold into what the ops take
 // ---------------------------
 
@@ -248,9 +247,8 @@ class DraftPhase {
   const int64_t width_;
 };
 
-}  // namespace
-
-int64_t launches_scratch_bytes(const DraftParams& p) {
+// What the largest of the launches wants beside the head's products.
+inline int64_t launches_scratch_bytes(const DraftParams& p) {
   Arena none(nullptr);
   const DraftMemory shapes(p, 0, none);
   return std::max(
@@ -259,7 +257,7 @@ int64_t launches_scratch_bytes(const DraftParams& p) {
        cuda::lm_head_topk_workspace_bytes(p.head->lm_head, int64_t{p.batch_size} * p.top_k, p.top_k)});
 }
 
-void draft_by_launches(const DraftParams& p, const DraftMemory& memory, CUstream_st* stream) {
+inline void draft_by_launches(const DraftParams& p, const DraftMemory& memory, CUstream_st* stream) {
   DraftPhase phase(p, memory, stream);
   phase.extend();
   for (int level = 1; level <= p.levels; ++level) {

@@ -1,5 +1,8 @@
-// The draft phase as one cooperative launch (persistent.cuh): what it takes, how its blocks share the work,
-// the launch.
+// The whole draft phase: extend along the accepted path, `levels` levels of top-k expansion, rerank
+// (SEMANTICS.md 2.2, 2.8). In one cooperative launch (persistent.cuh) where that is possible, else in many
+// (launches.cuh); the results are the same to the bit. The kernel takes bf16 and fp16 heads of head size 64
+// or 128, weight formats but int8_dynamic, up to 4096 candidates a request, and up to 64 rows of accepted
+// paths and of a level's beams in the batch.
 //
 // grid: [blocks]     one a multiprocessor, fewer for small heads
 #include "cuda/draft/persistent.cuh"
@@ -10,8 +13,8 @@
 #include <initializer_list>
 
 #include "common/dispatch.h"
+#include "cuda/draft/launches.cuh"
 #include "cuda/draft/memory.h"
-#include "cuda/draft/persistent.h"
 #include "cuda/launch.h"
 #include "cuda/linear/plan.cuh"
 
@@ -273,8 +276,7 @@ void fill(const DraftParams& p, const PersistentMemory& m, PersistentParams& k) 
       {h.feature_size / h.num_aux * width, p.features_strides[0] * width, p.features_strides[1] * width});
 }
 
-}  // namespace
-
+// Bytes of workspace; -1: this draft does not fit the kernel and goes by launches.
 int64_t persistent_draft_bytes(const DraftParams& p) {
   PersistentLaunch l;
   if (!Planner(p).plan(l)) return -1;
@@ -299,6 +301,30 @@ void persistent_draft(const DraftParams& p, CUstream_st* stream) {
         launch_together(persistent_draft_kernel<T, dim()>, config, words, l.params);
     });
   });
+}
+
+}  // namespace
+
+int64_t draft_workspace_bytes(const DraftParams& p) {
+  validate(p);
+  if (p.batch_size == 0) return 0;
+  if (const int64_t bytes = persistent_draft_bytes(p); bytes >= 0) return bytes;
+  Arena arena(nullptr);
+  const DraftMemory memory(p, launches_scratch_bytes(p), arena);
+  return arena.bytes();
+}
+
+void draft(const DraftParams& p, CUstream_st* stream) {
+  validate(p);
+  if (p.batch_size == 0) return;
+  if (const int64_t bytes = persistent_draft_bytes(p); bytes >= 0) {
+    check_draft_workspace(p.workspace, p.workspace_bytes, bytes);
+    return persistent_draft(p, stream);
+  }
+  Arena arena(p.workspace);
+  const DraftMemory memory(p, launches_scratch_bytes(p), arena);
+  check_draft_workspace(p.workspace, p.workspace_bytes, arena.bytes());
+  draft_by_launches(p, memory, stream);
 }
 
 }  // namespace eagle::cuda
