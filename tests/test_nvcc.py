@@ -120,7 +120,8 @@ def test_one_instantiation_stands_for_many(compiled, source):
 WIDE = {
     "kv_cache/compact_kv.cu": ("load", "store"),
     "sampling/sample_tokens.cu": ("load",),
-    "draft/draft.cu": {"HeadDims": "Values<128>", "FloatTypes": "Types<bf16_t>"},
+    "draft/draft.cu": ("copy", "bulk copy", "matrix product"),
+    "attention/tree_attention.cu": ("copy", "matrix product"),
     "linear/linear.cu": ("copy", "bulk copy", "matrix product", "integer product"),
     "linear/lm_head_topk.cu": ("copy", "bulk copy", "matrix product", "integer product"),
 }
