@@ -14,7 +14,7 @@ from compare import assert_close_to_fp64
 from draft_rig import HEADS, Rig, accepted, trees_of
 from eagle_cuda.draft import draft, extend_draft
 from eagle_cuda.kv_cache import KVCache
-from eagle_cuda.sampling import sample_tokens
+from eagle_cuda.sampling import gumbel_noise, sample_tokens
 from eagle_cuda.tree import retrieve_indices
 from eagle_decode.heads import head_from_tensors
 from reference import draft as reference
@@ -235,14 +235,21 @@ def test_coupled_candidates_equal_a_naive_search():
 
 @pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "levels"), [(1.0, 1, 8), (0.6, 4, 4), (1.0, 4, 4), (1.5, 3, 5)]
-)
-def test_where_draft_and_target_agree_the_targets_choice_comes_first(temperature, top_k, levels):
+    ("dtype", "temperature", "top_k", "levels"),
+    [
+        (torch.float32, 0.0, 4, 4), (torch.float32, 1.0, 1, 8), (torch.float32, 0.6, 4, 4),
+        (torch.float32, 1.0, 4, 4), (torch.float32, 1.5, 3, 5),
+        (torch.bfloat16, 0.0, 4, 4), (torch.bfloat16, 1.0, 1, 8), (torch.bfloat16, 1.0, 4, 4),
+    ],
+)  # fmt: skip
+def test_where_draft_and_target_agree_the_targets_choice_comes_first(dtype, temperature, top_k, levels):
     """With q = p and a vocabulary map that is not the identity, every level is accepted: seeds, positions and
-    ids of
-    the noise are those of the target. (A fault here would never show in a lossless test.)"""
+    ids of the noise are those of the target. (A fault here would never show in a lossless test.) In bf16 the
+    target is the fp64 head, so that one of nearly equal tokens may come first instead."""
+    inexact = dtype != torch.float32
+    differ = total = 0
     for seed in range(4):
-        rig = Rig.random(HEADS[1], torch.float32, seed=seed)
+        rig = Rig.random(HEADS[1], dtype, seed=seed)
         assert "d2t" in rig.tensors
         features, tokens = rig.fill([7 + seed])
         seeds = torch.tensor([1000 + seed])
@@ -271,11 +278,16 @@ def test_where_draft_and_target_agree_the_targets_choice_comes_first(temperature
             logits, temperature=torch.tensor([temperature]), seeds=seeds,
             positions=int32(*(root_position + depth + 1 for depth in got["depths"]))[None],
         )  # fmt: skip
+        places = int32(*(root_position + depth + 1 for depth in got["depths"]))
+        score = logits[0] + temperature * gumbel_noise(seeds.expand(nodes).contiguous(), places, 96)
         inner = sorted(set(got["parents"]) - {-1})
         assert len(inner) >= levels - 1 if top_k == 1 else len(inner) > 1
         for node in inner:
-            first = int(tree.first_child[0, node])
-            assert got["tokens"][first] == int(chosen.tokens[0, node]), (seed, node)
+            first, best = got["tokens"][int(tree.first_child[0, node])], int(chosen.tokens[0, node])
+            total += 1
+            differ += first != best
+            assert first == best or (inexact and score[node, best] - score[node, first] < 0.1), (seed, node)
+    assert differ <= 0.1 * total
 
 
 # ---- cycles

@@ -214,6 +214,15 @@ def test_public_functions_are_typed_and_documented(path):
 OWN = [*CPP, *SIMT, *files("tests/cpp", ".cpp", ".h"), *PYTHON]
 
 
+def test_modules_that_meet_in_one_path_have_names_of_their_own():
+    """Tests import each other's helpers, and those of benchmarks, by bare names."""
+    homes: dict[str, list[str]] = {}
+    for folder in ("tests", "benchmarks"):
+        for path in sorted((ROOT / folder).glob("*.py")):
+            homes.setdefault(path.stem, []).append(short(path))
+    assert not [paths for paths in homes.values() if len(paths) > 1]
+
+
 @pytest.mark.parametrize("path", OWN, ids=short)
 def test_length(path):
     count = len(path.read_text().splitlines())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compare import assert_close_to_fp64, assert_same_bits
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm, unpack_weight
-from linear_cases import DTYPES, FORMATS, INF, NAN, case, guarded, head_case, normal
+from linear_inputs import DTYPES, FORMATS, INF, NAN, case, guarded, head_case, normal
 from reference import linear as naive
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: FORMATS[d])

@@ -10,7 +10,7 @@ import torch
 
 from compare import assert_close_to_fp64, assert_same_bits
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm
-from linear_cases import DTYPES, FORMATS, NAN, QUANTIZED, case, head_case, normal
+from linear_inputs import DTYPES, FORMATS, NAN, QUANTIZED, case, head_case, normal
 from reference import linear as naive
 from workspace_checks import check_workspace
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eagle_cuda.linear import PackedWeight, TopK, linear, lm_head_topk, pack_weight, rms_norm, unpack_weight
-from linear_cases import NAN
+from linear_inputs import NAN
 
 X, W = torch.zeros(2, 6), pack_weight(torch.zeros(4, 6))
 PAIRED = pack_weight(torch.zeros(4, 6), paired=True)

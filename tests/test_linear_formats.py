@@ -10,7 +10,7 @@ from compare import assert_close_to_fp64, assert_same_bits
 from eagle_cuda import _huge_pages
 from eagle_cuda._extension import _C
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm, unpack_weight
-from linear_cases import DTYPES, FORMATS, INF, NAN, QUANTIZED, case, guarded, head_case, normal
+from linear_inputs import DTYPES, FORMATS, INF, NAN, QUANTIZED, case, guarded, head_case, normal
 from reference import linear as naive
 
 formats = pytest.mark.parametrize("format", QUANTIZED)

@@ -13,7 +13,7 @@ import torch
 import eagle_cuda
 from compare import assert_close_to_fp64
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm, unpack_weight
-from linear_cases import DTYPES, QUANTIZED, case, head_case, normal
+from linear_inputs import DTYPES, QUANTIZED, case, head_case, normal
 from reference import linear as naive
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compare import assert_same_bits
 from eagle_cuda.linear import TopK, linear, lm_head_topk, pack_weight
 from eagle_cuda.sampling import gumbel_noise
-from linear_cases import DTYPES, FORMATS, INF, NAN, head_case, normal
+from linear_inputs import DTYPES, FORMATS, INF, NAN, head_case, normal
 from reference import linear as naive
 from reference.sampling import gumbel
 

@@ -20,7 +20,7 @@ from compare import assert_same_bits
 from draft_rig import HEADS, Rig
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm
 from gpu.op_cases import BATCH, CASES, Make
-from linear_cases import case, head_case, normal
+from linear_inputs import case, head_case, normal
 
 PADDING = -1
 Outputs = list[list[torch.Tensor]]  # of each place

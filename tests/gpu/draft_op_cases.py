@@ -21,7 +21,7 @@ from eagle_cuda.tree import DraftTree
 
 Arrays = dict[str, torch.Tensor]
 BATCH, ROWS, TOP_K, LEVELS, NODES = 4, 3, 3, 3, 17
-HIDDEN, FEATURES, HEADS, DIM, INNER, VOCAB, DRAFT_VOCAB = 40, 50, 2, 64, 24, 97, 61
+HIDDEN, FEATURES, HEADS, DIM, INNER, VOCAB, DRAFT_VOCAB = 40, 48, 2, 64, 24, 97, 61
 PAGES, PAGE_SIZE = 8, 16
 WEIGHTS = ("fc", "lm_head", "qkv", "o", "gate_up", "down")
 NORMS = ("input_norm", "hidden_norm", "post_norm")
