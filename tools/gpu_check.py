@@ -35,6 +35,7 @@ from tools import ptxas_report  # noqa: E402
 SECONDS = 350  # for everything together
 PROBE_SECONDS = 10  # for compute-sanitizer to report a planted fault
 OK, FAILED, ABSENT = "ok", "FAILED", "not available"
+NO_TIME = "no time left"
 GPU_TESTS = ROOT / "tests/gpu"
 PLANTED = r"planted: .+: word \d+: expected [0-9a-f]{8}, got [0-9a-f]{8}"  # what ptx_conformance says of one
 A_FEW_TESTS = [ROOT / "tests/test_verify.py", ROOT / "tests/test_tree.py"]  # enough for a rehearsal
@@ -77,21 +78,20 @@ class Checks:
         self.rows: list[Row] = []
         self.deadline = time.monotonic() + seconds
 
+    def left(self, wanted: float) -> float:
+        """The seconds that are left, if they are as many as wanted."""
+        if (left := self.deadline - time.monotonic()) < wanted:
+            raise NotAvailable(NO_TIME)
+        return left
+
     def run(self, command: list[Any], limit: float, **environment: str) -> Done:
         """A command, stopped with everything that it started at `limit` seconds or when no time is left."""
         begin = time.monotonic()
-        left = min(limit, self.deadline - begin)
-        if left < 1:
-            raise NotAvailable("no time left")
+        left = min(limit, self.left(1))
         process = subprocess.Popen(
-            [str(part) for part in command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+            [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=ROOT, env={**os.environ, **environment}, start_new_session=True,
+        )  # fmt: skip
         try:
             output, _ = process.communicate(timeout=left)
             return Done(process.returncode, output, time.monotonic() - begin)
@@ -182,9 +182,10 @@ def environment() -> dict[str, Any]:
 # ---- the checks ------------------------------------------------------------------------------------
 
 
-def nvcc_gate(arch: str) -> str:
+def nvcc_gate(checks: Checks, arch: str) -> str:
     if ptxas_report.nvcc() is None:
         raise NotAvailable("nvcc was not found; put it on PATH or set CUDACXX")
+    checks.left(60)  # nothing stops it then
     with tempfile.TemporaryDirectory() as folder:
         results = ptxas_report.compile_all(ptxas_report.cuda_sources(), arch, Path(folder))
         errors = [str(each) for each in results.values() if isinstance(each, ptxas_report.CompileError)]
@@ -371,14 +372,14 @@ def main() -> int:
     tag = f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
     gpu, words = torch_state()
     print(f"gpu-check: {words}")
-    for arch in () if options.rehearse else ("sm_90a", "sm_80"):
-        checks.check(f"nvcc gate, {arch}", nvcc_gate, arch)
     if gpu or options.rehearse:
         with_gpu(checks, options.build or ROOT / "build" / f"gpu-check-{tag}", options.rehearse)
     else:
         emulated = (options.build or ROOT / "build" / tag) / "ptx_conformance"
         checks.check("wrappers under the emulator", conformance, checks, emulated)
         checks.check("planted faults under the emulator", planted, checks, emulated)
+    for arch in () if options.rehearse else ("sm_90a", "sm_80"):  # last: it needs no GPU
+        checks.check(f"nvcc gate, {arch}", nvcc_gate, checks, arch)
     print(f"\n{table(checks.rows)}")
     if options.rehearse:
         print("A rehearsal: nothing ran on a GPU.")
@@ -390,7 +391,7 @@ def main() -> int:
         outcome["results"] = [row._asdict() for row in checks.rows]
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(outcome, indent=2) + "\n")
-    return int(gpu and any(row.state == FAILED for row in checks.rows))
+    return int(gpu and any(row.state == FAILED or row.detail == NO_TIME for row in checks.rows))
 
 
 if __name__ == "__main__":

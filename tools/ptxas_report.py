@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 # As CMakeLists.txt compiles the kernels; every warning of nvcc's own stages is an error.
 FLAGS = ["-std=c++20", "-O3", "-DNDEBUG", "-fmad=false", "-Werror=all-warnings"]
-JOBS = 2
+JOBS = os.cpu_count() or 1
 
 
 class CompileError(Exception):
