@@ -6,7 +6,6 @@ A path that is wider than what the persistent kernel takes (65 rows) goes by lau
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ import torch
 
 from compare import assert_same_bits
 from draft_rig import HEADS, Rig
+from traffic import ROWS, WEIGHTS, bytes_moved
 
 THREADS = 256
 
@@ -136,6 +136,7 @@ class Cost(NamedTuple):
     blocks: int
     barriers: int  # of the grid
     weights: int  # bytes
+    rows: int  # bytes of what weights are multiplied with, by all blocks
 
 
 def draft_cost(case: Case, simulator) -> Cost:
@@ -149,25 +150,9 @@ def draft_cost(case: Case, simulator) -> Cost:
     blocks = counters.threads // THREADS
     barriers, left = divmod(counters.grid_arrivals, blocks)
     assert left == 0
-    sites = [site for site in simulator.traffic() if site.memory == "global"]
-    weights = [site.moved for site in sites if is_weight(site.line)]
-    return Cost(tree, blocks, barriers, sum(weights))
-
-
-def weight_lines() -> set[str]:
-    """Where the stream asks for weights, as the emulator writes it."""
-    source = Path(__file__).resolve().parent.parent / "csrc/cuda/linear/stream.cuh"
-    lines = source.read_text().splitlines()
-    begin = next(i for i, line in enumerate(lines) if "void issue_weights(" in line)
-    end = lines.index("  }", begin)
-    return {f"stream.cuh:{line}" for line in range(begin + 1, end + 2)}
-
-
-WEIGHT_LINES = weight_lines()
-
-
-def is_weight(chain: str) -> bool:
-    return not WEIGHT_LINES.isdisjoint(chain.split(" < "))
+    return Cost(
+        tree, blocks, barriers, bytes_moved(simulator, WEIGHTS), bytes_moved(simulator, ROWS, WEIGHTS)
+    )
 
 
 def packed_bytes(*shapes: tuple[int, int]) -> int:
@@ -185,6 +170,8 @@ def test_a_level_reads_its_weights_once_and_meets_few_times(head, barriers, simu
     if head is EAGLE1:
         level.append((32, 64))
     assert packed_bytes(*level) <= more.weights - few.weights <= 1.01 * packed_bytes(*level)
+    rows = 4 * 2 * sum(k for _, k in level)  # once by every block; those without a tile ask for none
+    assert 0 < more.rows - few.rows <= 1.2 * rows * more.blocks
 
 
 @pytest.mark.op("draft")

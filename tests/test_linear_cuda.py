@@ -12,6 +12,7 @@ from compare import assert_close_to_fp64, assert_same_bits
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm
 from linear_inputs import DTYPES, FORMATS, NAN, QUANTIZED, case, head_case, normal
 from reference import linear as naive
+from traffic import ROWS, WEIGHTS, bytes_moved
 from workspace_checks import check_workspace
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: FORMATS[d])
@@ -227,17 +228,20 @@ def bytes_read(simulator, call) -> int:
 @pytest.mark.op("linear")
 @pytest.mark.unchecked  # both builds count alike
 @pytest.mark.parametrize("m", [1, 10, 64, 256])
-def test_linear_reads_the_weight_once(m, simulator):
+@pytest.mark.parametrize("weight_format", [None, "int4"])
+def test_linear_reads_the_weight_once(m, weight_format, simulator):
     """Beside it, x: each of B blocks its own slice of K, for all of its row tiles together."""
     n, k = 1056, 512
     x, weight = case(m, n, k, torch.bfloat16)
-    packed = pack_weight(weight)
+    packed = pack_weight(weight, weight_format)
     out = torch.empty(m, n)
     read = bytes_read(simulator, lambda: linear(x, packed, out=out))
-    weights, slices = 2 * n * k, 2  # 66 row tiles for 132 blocks
+    weights, slices = packed.data.numel() * packed.data.element_size(), 2  # 66 row tiles for 132 blocks
     activations = 2 * m * k * 132 // slices
     partials = 4 * slices * n * ((m + 7) // 8 * 8)
-    assert weights <= read - activations - partials <= 1.01 * weights + 0.2 * activations
+    assert weights <= bytes_moved(simulator, WEIGHTS) <= 1.01 * weights
+    assert activations <= bytes_moved(simulator, ROWS, WEIGHTS) <= 1.01 * activations
+    assert weights + activations + partials <= read <= 1.01 * (weights + activations + partials)
 
 
 @pytest.mark.op("lm_head_topk")
