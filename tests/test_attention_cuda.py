@@ -153,6 +153,21 @@ def test_branches_of_31_levels(seq_len):
 
 
 @pytest.mark.op("tree_attention")
+@pytest.mark.unchecked
+def test_a_branching_tree_of_256_nodes():
+    """The widest mask, eight words: every node is what plain decoding computes where it is tried."""
+    generator = torch.Generator().manual_seed(256)
+    parents = [-1, *(int(i * 0.8) for i in range(255))]  # one child or two of every node
+    depth = [len(reference.ancestors(parents, node)) - 1 for node in range(256)]
+    assert 8 < max(depth) <= 31
+    tree = random_request(290, parents, 2, 1, 64, torch.bfloat16, generator)
+    got = attend_batch([tree], page_size=16)[0]
+    check_against_fp64(tree, *got)
+    for node in (0, 31, 32, 128, 200, 255):
+        same(attend_batch([tree.plain(node)])[0], nodes_of(got, [node]))
+
+
+@pytest.mark.op("tree_attention")
 def test_long_chains_and_trunks(backend):
     """A chain may be longer than 31 levels, and so may the trunk of a tree: its slots are its positions."""
     generator = torch.Generator().manual_seed(31)
