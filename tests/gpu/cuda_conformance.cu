@@ -39,8 +39,7 @@ Case mapped(const char* name) {
   return {name, map<F>, map_by_hand<F>};
 }
 
-// ---- shuffles
-// ---------------------------------------------------------------------------------------------------------
+// ---- shuffles --------------------------------------------------------------------------------------------
 
 template <int kWidth>
 struct Shuffle {
@@ -77,8 +76,7 @@ struct ShuffleXor {
   static uint32_t expected(const uint32_t* v, int lane) { return v[lane ^ 11] ^ ~v[lane ^ 11] >> 1; }
 };
 
-// ---- votes, reductions and matches, of whole warps and of the odd lanes
-// --------------------------------------------------
+// ---- votes, reductions and matches, of whole warps and of the odd lanes ----------------------------------
 
 constexpr uint32_t kOdd = 0xaaaaaaaau;
 
@@ -156,8 +154,7 @@ struct WarpWords {
   }
 };
 
-// ---- atomics and block votes
-// --------------------------------------------------------------------------------------------
+// ---- atomics and block votes -----------------------------------------------------------------------------
 
 constexpr int kCounters = 16, kThreads = 256;
 
@@ -218,8 +215,7 @@ void block_votes_by_hand(const uint32_t* in, uint32_t* out) {
   }
 }
 
-// ---- the arithmetic of common/: bits of the host
-// ----------------------------------------------------------------------------
+// ---- the arithmetic of common/: bits of the host ---------------------------------------------------------
 
 template <float (*kFunction)(float)>
 struct Arithmetic {

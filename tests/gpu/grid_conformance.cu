@@ -87,8 +87,7 @@ void phases_by_hand(const uint32_t* in, uint32_t* out) {
   out[kWord] = kBlocks * kPhases;
 }
 
-// ---- many rounds, and as many blocks as the device holds of a kernel with much shared memory
-// --------------------
+// ---- many rounds, and as many blocks as the device holds of a kernel with much shared memory -------------
 
 constexpr int kRounds = 40, kSharedBytes = 96 * 1024;
 

@@ -11,8 +11,7 @@ namespace {
 
 using namespace eagle::cuda;
 
-// ---- load, load_read_only, store: one element a thread, in another order
-// --------------------------------------------
+// ---- load, load_read_only, store: one element a thread, in another order ---------------------------------
 
 constexpr int kStep = 37;  // coprime to every number of elements here
 
@@ -39,8 +38,7 @@ void copied(const uint32_t* in, uint32_t* out) {
                 reinterpret_cast<const char*>(in) + int64_t{i} * kStep % kCount * sizeof(T), sizeof(T));
 }
 
-// ---- shared_memory: a struct per block, also above the 48 KiB that need no permission
-// --------------------------------
+// ---- shared_memory: a struct per block, also above the 48 KiB that need no permission --------------------
 
 template <int kBytes>
 struct Shared {
@@ -79,8 +77,7 @@ void shared_by_hand(const uint32_t* in, uint32_t* out) {
                       (static_cast<uint32_t>(255 - i) << 8) ^ 7u;
 }
 
-// ---- load_acquire, store_release, atomic_add_acq_rel
-// -------------------------------------------------------------------
+// ---- load_acquire, store_release, atomic_add_acq_rel -----------------------------------------------------
 
 constexpr int kPolls = 1 << 24;
 

@@ -91,8 +91,7 @@ void exit(Thread& thread) {
 
 }  // namespace async_copy
 
-// ---- called by device code
-// --------------------------------------------------------------------------------------
+// ---- called by device code -------------------------------------------------------------------------------
 
 void copy_async(void* to, const void* from, int bytes) {
   using namespace async_copy;

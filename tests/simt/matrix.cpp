@@ -120,8 +120,7 @@ void multiply_add_int8(Warp& warp, uint32_t lanes) {
 
 }  // namespace matrix
 
-// ---- called by device code
-// --------------------------------------------------------------------------------------
+// ---- called by device code -------------------------------------------------------------------------------
 
 Bits load_matrices(const void* row, bool transposed) {
   Thread& me = self();

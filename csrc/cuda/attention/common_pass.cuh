@@ -93,8 +93,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
   }
 
  private:
-  // ---- what the rows see
-  // ------------------------------------------------------------------------------------
+  // ---- what the rows see ---------------------------------------------------------------------------------
 
   // The warp's first row, and its part of the dimensions.
   static __device__ __forceinline__ int warp_row() { return kWarpRows * (warp_id() / kParts); }
@@ -139,8 +138,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
     return position < end ? position : -1;
   }
 
-  // ---- one step
-  // ---------------------------------------------------------------------------------------------
+  // ---- one step ------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -245,8 +243,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
     }
   }
 
-  // ---- the end of a chunk, a group
-  // ----------------------------------------------------------------------------
+  // ---- the end of a chunk, a group -----------------------------------------------------------------------
 
   // `next` is the step behind this one, or -1.
   __device__ __forceinline__ void finish_chunk(int next) {

@@ -123,8 +123,7 @@ class Finish {
     for (int i = 0; i < kPairs; ++i) out_[i][0] = out_[i][1] = bits_float(0x7fc00000u);
   }
 
-  // ---- what the common pass left
-  // ----------------------------------------------------------------------------
+  // ---- what the common pass left -------------------------------------------------------------------------
 
   __device__ __forceinline__ void read_partial(int slot, Stats& stats, Out& out) const {
     const Partials partials = partials_at(p_, plan_);
@@ -181,8 +180,7 @@ class Finish {
     }
   }
 
-  // ---- keys in order of position
-  // ------------------------------------------------------------------------------
+  // ---- keys in order of position -------------------------------------------------------------------------
 
   __device__ __forceinline__ void load_query() {
     if (!works_) return;
@@ -336,8 +334,7 @@ class Finish {
     E low, high;
   };
 
-  // ---- results
-  // ------------------------------------------------------------------------------------------------
+  // ---- results -------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void write() const {
     const int head = query_head();

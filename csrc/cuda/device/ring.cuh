@@ -58,8 +58,7 @@ class Ring {
   __device__ __forceinline__ Ring(RingBarriers& barriers, unsigned char* memory, int stages, int stage_bytes)
       : barriers_(barriers), memory_(memory), stages_(stages), stage_bytes_(stage_bytes) {}
 
-  // ---- the requesting warps: all lanes
-  // ---------------------------------------------------------------------
+  // ---- the requesting warps: all lanes -------------------------------------------------------------------
 
   // Waits until the next stage is free. This warp's copies must bring exactly `bytes`, which may be none: the
   // stage is there when every requester has ended its request. Only lanes without which the stage cannot fill

@@ -16,8 +16,8 @@
 #include "cuda/launch.h"
 
 namespace eagle::cuda {
-// ---- kernels: they move rows, and turn what requests hold into what the ops take
-// ---------------------------
+
+// ---- kernels: they move rows, and turn what requests hold into what the ops take -------------------------
 
 struct PathRowsParams {
   DraftParams draft;
@@ -104,8 +104,7 @@ __global__ void __launch_bounds__(kRowThreads)
            static_cast<T*>(p.to) + row * p.size, p.size, static_cast<const T*>(nullptr), 0.0f, p.vectors);
 }
 
-// ---- the phase, launch by launch
-// -----------------------------------------------------------------------------
+// ---- the phase, launch by launch -------------------------------------------------------------------------
 
 class DraftPhase {
  public:

@@ -26,8 +26,7 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
             reinterpret_cast<unsigned char*>(&shared_) + p_.topk_offset[phase().level > 0]};
   }
 
-  // ---- products
-  // ------------------------------------------------------------------------------------------------------------
+  // ---- products ------------------------------------------------------------------------------------------
 
   using Products = Stream<AnyProducts<T>, 1, kTokenTiles, TableRows<T>>;
 
@@ -92,8 +91,7 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
   // What the next level starts from.
   __device__ __forceinline__ void write_feedback() const { write_rows(0, true, p_.memory.input); }
 
-  // ---- who is last
-  // ---------------------------------------------------------------------------------------------------------
+  // ---- who is last ---------------------------------------------------------------------------------------
 
   __device__ __forceinline__ bool is_last_of_grid() const {
     __syncthreads();
@@ -139,8 +137,7 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
       if (shared_.finishes[head]) append.run_kv_head(head, rows);
   }
 
-  // ---- attention
-  // -----------------------------------------------------------------------------------------------------------
+  // ---- attention -----------------------------------------------------------------------------------------
 
   // Parts of the prefixes first, counted where they belong; then a node's queries: their ends, and what the
   // parts have left as soon as all are there. Nobody waits who has not done his parts.

@@ -11,8 +11,7 @@
 //   gate, up
 //   down        onto the residual
 //               ... the same from qkv on for further layers
-//   lm head     the last block has the best tokens of every row, grows the trees, and knows when they are
-//   done
+//   lm head     the last block has every row's best tokens, grows the trees, knows when they are done
 //
 // 6 barriers a level for one layer of EAGLE-3, 7 for EAGLE-1/2.
 #include <cstdint>

@@ -62,8 +62,7 @@ bool stream() {
   return true;
 }
 
-// ---- how many bytes, from where
-// -------------------------------------------------------------------------
+// ---- how many bytes, from where --------------------------------------------------------------------------
 
 // Thread t copies t % 17 bytes; nothing is read for 0 bytes, wherever the source points.
 __global__ void __launch_bounds__(kThreads) zero_fill_kernel(const uint4* x, uint4* y) {
@@ -111,8 +110,7 @@ bool place() {
   return true;
 }
 
-// ---- the source, and the end
-// ----------------------------------------------------------------------------
+// ---- the source, and the end -----------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(32) source_kernel(uint32_t* x, uint32_t* y, bool changes, bool waits) {
   auto& shared = shared_memory<Tiles>();

@@ -16,8 +16,7 @@ using eagle::cuda::mbarrier_init_fence;
 using eagle::cuda::mbarrier_try_wait;
 using eagle::cuda::mbarrier_wait;
 
-// ---- a ring
-// -------------------------------------------------------------------------------------------------
+// ---- a ring ----------------------------------------------------------------------------------------------
 
 constexpr int kThreads = 96;  // one warp requests, two read
 constexpr int kReaders = 64, kStages = 2, kRounds = 5;
@@ -131,8 +130,7 @@ bool ring() {
          counters().global_load_sectors == kRounds * kReaders / 2;
 }
 
-// ---- several blocks with a ring each: their copies are their own
-// -----------------------------------------------
+// ---- several blocks with a ring each: their copies are their own -----------------------------------------
 
 __global__ void __launch_bounds__(32) own_ring_kernel(const uint4* x, uint4* y) {
   auto& shared = shared_memory<Ring>();
@@ -161,8 +159,7 @@ bool own_ring() {
   return true;
 }
 
-// ---- words passed on by arrivals
-// ---------------------------------------------------------------------------------
+// ---- words passed on by arrivals -------------------------------------------------------------------------
 
 struct Message {
   Mbarrier full;
@@ -196,8 +193,7 @@ bool message() {
   return true;
 }
 
-// ---- where from and where to
-// ---------------------------------------------------------------------------------------
+// ---- where from and where to -----------------------------------------------------------------------------
 
 struct Landing {
   Mbarrier full;
@@ -235,8 +231,7 @@ bool landing() {
   return y[31] == 5;
 }
 
-// ---- the source: written before, behind a fence; and not while it is copied
-// --------------------------------------------
+// ---- the source: written before, behind a fence; and not while it is copied ------------------------------
 
 enum class Source { kFenced, kFencedByStarter, kNoFence, kChanges };
 
@@ -273,8 +268,7 @@ bool written_source() {
   return true;
 }
 
-// ---- cp.async that arrives by itself
-// -------------------------------------------------------------------------------------
+// ---- cp.async that arrives by itself ---------------------------------------------------------------------
 
 __global__ void __launch_bounds__(64) arriving_kernel(const uint4* x, uint4* y, bool waits) {
   auto& shared = shared_memory<Landing>();
@@ -303,8 +297,7 @@ bool arriving() {
   return true;
 }
 
-// ---- an older device
-// --------------------------------------------------------------------------------------------------------
+// ---- an older device -------------------------------------------------------------------------------------
 
 bool older_device() {
   device_model().compute_capability = 80;

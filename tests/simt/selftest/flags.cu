@@ -10,8 +10,7 @@ constexpr int kCount = kBlocks * kThreads;
 
 enum class Gap { kNone, kProducer, kConsumer, kBoth, kSyncBefore, kSyncAfter };
 
-// ---- ways to raise a flag and to wait for it
-// ---------------------------------------------------------------
+// ---- ways to raise a flag and to wait for it -------------------------------------------------------------
 
 // A relaxed write behind a fence is a release, a relaxed read before one an acquire. A volatile read yields
 // in checked builds only: in the fast build it would spin for ever.

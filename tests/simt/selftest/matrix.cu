@@ -17,8 +17,7 @@ using eagle::cuda::pack;
 using eagle::cuda::store_matrices;
 using eagle::cuda::store_matrices_transposed;
 
-// ---- four 8x8 matrices from shared memory
-// ------------------------------------------------------------------
+// ---- four 8x8 matrices from shared memory ----------------------------------------------------------------
 
 constexpr int kRows = 32;
 constexpr int kPitch = 8;  // pieces of 16 bytes from row to row: as far apart as conflicts can be
@@ -70,8 +69,7 @@ bool rows() {
          counters().shared_load_ideal == 4;
 }
 
-// ---- and back
-// ----------------------------------------------------------------------------------------------
+// ---- and back --------------------------------------------------------------------------------------------
 
 enum class Store {
   kGood,
@@ -141,8 +139,7 @@ bool stored_on_an_older_device() {
   return false;
 }
 
-// ---- a product
-// ---------------------------------------------------------------------------------------------
+// ---- a product -------------------------------------------------------------------------------------------
 
 constexpr int kM = 16, kN = 8, kK = 16;
 
@@ -232,8 +229,7 @@ bool nothing_added() {
   return true;
 }
 
-// ---- signed bytes
-// --------------------------------------------------------------------------------------------
+// ---- signed bytes ----------------------------------------------------------------------------------------
 
 constexpr int kBytesDeep = 32;
 
@@ -278,8 +274,7 @@ bool byte_product() {
   return true;
 }
 
-// ---- rounding
-// ----------------------------------------------------------------------------------------------
+// ---- rounding --------------------------------------------------------------------------------------------
 
 template <class T>
 __global__ void __launch_bounds__(32) pack_kernel(const float* x, uint32_t* y) {

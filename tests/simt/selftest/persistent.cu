@@ -146,8 +146,7 @@ bool phases() {
   return p.right() && (kGap != Gap::kNone || counters().global_load_bytes == bytes);
 }
 
-// ---- warps that request for themselves: each its half of a stage, and reads the other's too
-// ----------------------
+// ---- warps that request for themselves: each its half of a stage, and reads the other's too --------------
 
 enum class Ahead { kAsFarAsFree, kTooFar, kOneIdle };
 
@@ -194,8 +193,7 @@ bool own_requests() {
   return true;
 }
 
-// ---- a barrier that is used often, and whose count wraps around
-// ------------------------------------------------
+// ---- a barrier that is used often, and whose count wraps around ------------------------------------------
 
 __global__ void __launch_bounds__(32) often_kernel(uint32_t* x, GridBarrierWord* word, int rounds) {
   GridBarrier barrier(word);
@@ -229,8 +227,7 @@ bool often() {
   return word[0].arrived == kMany * kRounds;
 }
 
-// ---- a grid that cannot run at once
-// ------------------------------------------------------------------------------
+// ---- a grid that cannot run at once ----------------------------------------------------------------------
 
 std::string refusal(unsigned blocks, size_t shared_bytes) {
   Buffer<uint32_t> x(1, 0);
