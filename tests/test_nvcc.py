@@ -110,7 +110,7 @@ def test_a_noun_compiles_in_minutes(compiled, noun, capsys):
 def test_one_instantiation_stands_for_many(compiled, source):
     """Each kernel of the file once or, where something other than the lists chooses too, a few times."""
     names = [kernel.name.partition("<")[0] for kernel in compiled(source, "sm_90a").kernels]
-    assert set(names) == set(ptxas_report.kernels_of(source.read_text()))
+    assert set(names) == set(ptxas_report.budgets(source))
     assert len(names) <= FEW * len(set(names))
 
 
