@@ -21,7 +21,8 @@
 namespace eagle::cuda {
 namespace {
 
-// Head sizes up to 128: all of 512 threads, hence 128 registers.
+// Head sizes up to 128: all of 512 threads, hence 128 registers. One block fills a multiprocessor, by
+// registers, or by shared memory: 224 KB of 256 rows at head size 128 (queries, ring, the group's sums).
 // registers: <= 255
 template <class T, class C, int kHeadDim>
 __global__ void __launch_bounds__(kHeadDim <= 128 ? 512 : 256)
@@ -32,6 +33,7 @@ __global__ void __launch_bounds__(kHeadDim <= 128 ? 512 : 256)
   CommonPass<T, C, kHeadDim>(p, plan, shared_memory<CommonShared>()).run(task);
 }
 
+// Two blocks of 8 warps fill a multiprocessor by registers; each has 33 KB of shared memory at head size 128.
 // registers: <= 128
 template <class T, class C, int kHeadDim>
 __global__ void __launch_bounds__(kFinishWarps* kWarpSize, 2)
