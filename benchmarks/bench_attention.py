@@ -38,7 +38,7 @@ from gpu_timing import Clock, CudaClock
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from timing import Samples, interleave, paired_ratio, parser, ratio, start, write_json
+from timing import Samples, interleave, paired_ratio, parse_for_backend, parser, ratio, start, write_json
 
 import eagle_cuda
 from eagle_cuda._extension import _C
@@ -296,18 +296,7 @@ def parse() -> argparse.Namespace:
     line.add_argument("--arms", nargs="+", choices=arms, default=arms, help="what runs on a GPU")
     line.add_argument("--minutes", type=float, help="no case begins that would end later")
     line.add_argument("--plot", type=Path, metavar="FILE", help="also plot the times on a GPU")
-    line.add_argument("--floors", action="store_true", help="print the floors of the GPU's cases only")
-    line.add_argument(
-        "--ceilings", type=float, nargs=2, metavar=("GB/S", "TFLOP/S"), help="rates for --floors"
-    )
-    options = line.parse_args()
-    if options.floors or (options.backend is None and torch.cuda.is_available()):
-        options.backend = "cuda"
-    options.backend = options.backend or "cpu"
-    for name, value in DEFAULTS[options.backend].items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    return options
+    return parse_for_backend(line, DEFAULTS, "cases")
 
 
 def main() -> None:

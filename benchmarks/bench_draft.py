@@ -37,7 +37,7 @@ from gpu_timing import Clock, CudaClock
 from head_shapes import HEADS as GPU_HEADS
 from rich.console import Console
 from rich.table import Table
-from timing import Samples, interleave, paired_ratio, parser, start, write_json
+from timing import Samples, interleave, paired_ratio, parse_for_backend, parser, start, write_json
 
 import eagle_cuda
 from eagle_cuda._extension import _C
@@ -294,18 +294,7 @@ def parse() -> argparse.Namespace:
     line.add_argument("--tuned", nargs="*", default=[], choices=list(GPU_HEADS),
                       help="heads whose products torch.compile tunes: a minute each")  # fmt: skip
     line.add_argument("--minutes", type=float, help="no head begins that would end later")
-    line.add_argument("--floors", action="store_true", help="print the floors of the GPU's heads only")
-    line.add_argument(
-        "--ceilings", type=float, nargs=2, metavar=("GB/S", "TFLOP/S"), help="rates for --floors"
-    )
-    options = line.parse_args()
-    if options.floors or (options.backend is None and torch.cuda.is_available()):
-        options.backend = "cuda"
-    options.backend = options.backend or "cpu"
-    for name, value in DEFAULTS[options.backend].items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    return options
+    return parse_for_backend(line, DEFAULTS, "heads")
 
 
 def main() -> None:

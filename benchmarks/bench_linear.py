@@ -31,14 +31,14 @@ import torch
 from ceilings import given
 from gpu_timing import Clock, CudaClock
 from head_shapes import FORMATS
+from linear_cases import MATRICES as GPU_MATRICES
+from linear_cases import ROWS, TOPK_ROWS, Case, chosen, row_of
 from rich.console import Console
 from rich.table import Table
-from timing import Samples, interleave, paired_ratio, parser, ratio, start, write_json
+from timing import Samples, interleave, paired_ratio, parse_for_backend, parser, ratio, start, write_json
 
 from eagle_cuda._extension import _C
 from eagle_cuda.linear import PackedWeight, linear, pack_weight, unpack_weight
-from linear_cases import MATRICES as GPU_MATRICES
-from linear_cases import ROWS, TOPK_ROWS, Case, chosen, row_of
 
 # (N, K, how many): the four shapes of a 135M and a 1B model's layers, and the square ones of a 7B model.
 MATRICES = [
@@ -202,18 +202,7 @@ def parse() -> argparse.Namespace:
     line.add_argument("--compiled-rows", type=int, nargs="*", default=[16], metavar="M",
                       help="for which torch.compile tunes the first head's products")  # fmt: skip
     line.add_argument("--minutes", type=float, help="no weight begins that would end later")
-    line.add_argument("--floors", action="store_true", help="print the floors of the GPU's cases only")
-    line.add_argument(
-        "--ceilings", type=float, nargs=2, metavar=("GB/S", "TFLOP/S"), help="rates for --floors"
-    )
-    options = line.parse_args()
-    if options.floors or (options.backend is None and torch.cuda.is_available()):
-        options.backend = "cuda"
-    options.backend = options.backend or "cpu"
-    for name, value in DEFAULTS[options.backend].items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    return options
+    return parse_for_backend(line, DEFAULTS, "cases")
 
 
 def main() -> None:

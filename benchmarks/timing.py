@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,6 +83,26 @@ def parser(doc: str, *, rounds: int | None) -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=rounds)
     made.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     return made
+
+
+def parse_for_backend(
+    line: argparse.ArgumentParser, defaults: Mapping[str, Mapping[str, object]], what: str
+) -> argparse.Namespace:
+    """The options of a benchmark with a GPU part: what stays None is the default of its --backend, which
+    `line` has already. Adds --floors, of `what`, and --ceilings.
+    """
+    line.add_argument("--floors", action="store_true", help=f"print the floors of the GPU's {what} only")
+    line.add_argument(
+        "--ceilings", type=float, nargs=2, metavar=("GB/S", "TFLOP/S"), help="rates for --floors"
+    )
+    options = line.parse_args()
+    if options.floors or (options.backend is None and torch.cuda.is_available()):
+        options.backend = "cuda"
+    options.backend = options.backend or "cpu"
+    for name, value in defaults[options.backend].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
 
 
 def start() -> Console:
