@@ -12,6 +12,7 @@ from ceilings import Ceilings
 from gpu_arms import Variant, Variants, right, run_cases, time_arms
 from gpu_timing import Budget, Clock
 from head_shapes import weight_bytes
+from linear_cases import MATRICES, TOP_K, Case, floor, row_of
 from peers.linear import PEERS, Inputs, by_rows, offered, swiglu
 
 from eagle_cuda.linear import (
@@ -24,7 +25,6 @@ from eagle_cuda.linear import (
     pack_weight,
     unpack_weight,
 )
-from linear_cases import MATRICES, TOP_K, Case, floor, row_of
 
 OURS = "eagle_cuda"
 TOLERANCE = 0.01  # of the largest value: bf16 rounds it

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from ceilings import Ceilings
 from gpu_report import Row, arm_cell, errors, make_table, stated
+from linear_cases import AIM_SHARE, AIMS, LARGE, MATRICES, Case
 from peers.linear import PEERS
 from rich.console import Console
-
-from linear_cases import AIM_SHARE, AIMS, LARGE, MATRICES, Case
 
 OURS = "eagle_cuda"
 

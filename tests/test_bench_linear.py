@@ -16,19 +16,19 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import gpu_timing  # noqa: E402
+import linear_cases as cases  # noqa: E402
 import linear_gpu  # noqa: E402
 import linear_report  # noqa: E402
 from ceilings import H200, Ceilings  # noqa: E402
 from gpu_arms import WrongResult, right  # noqa: E402
 from head_shapes import FORMATS, HEADS, Matrix, weight_bytes  # noqa: E402
+from linear_cases import AIMS, Case, floor  # noqa: E402
 from linear_gpu import OURS, Settings, expected  # noqa: E402
 from linear_plan import Device, plan  # noqa: E402
 from peers import linear as peers  # noqa: E402
 
-import linear_cases as cases  # noqa: E402
 from eagle_cuda._extension import _C  # noqa: E402
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight  # noqa: E402
-from linear_cases import AIMS, Case, floor  # noqa: E402
 from stand_in import StandIn  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import torch
 from gpu_arms import Variant, Variants
-from torch.nn.functional import linear, log_softmax
-
 from linear_cases import TOP_K, Case
+from torch.nn.functional import linear, log_softmax
 
 COMPILE = {"dynamic": False, "fullgraph": True, "mode": "max-autotune-no-cudagraphs"}
 
