@@ -16,12 +16,12 @@
 
 namespace eagle::cuda {
 
-template <class T, class C, int kHeadDim, int kParts>
+template <class T, class C, int kHeadDim>
 class CommonLoads {
  protected:
   static constexpr bool kCodes = std::is_same_v<C, float8_t>;
-  static constexpr int kLag = kCodes ? 0 : 1;  // a tile of the ring is free one item later: it is worked on
-  static constexpr int kPairs = kHeadDim / 16 / kParts;  // a warp's pairs of 8 dimensions of the output
+  static constexpr int kLag = kCodes ? 0 : 1;   // a tile of the ring is free one item later: it is worked on
+  static constexpr int kPairs = kHeadDim / 16;  // of 8 dimensions of the output
   using Layout = Tile<kHeadDim>;
 
   __device__ __forceinline__ CommonLoads(const AttendParams& p, const Plan& plan, CommonShared& shared)

@@ -16,12 +16,9 @@
 
 namespace eagle::cuda {
 
-// kParts: so many warps share 16 rows, each for its part of the output's dimensions, which halves the
-// registers that hold them; they compute the same scores.
-template <class T, class C, int kHeadDim, int kParts = 1>
-class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
-  static_assert(kParts == 1 || (kHeadDim & (kHeadDim - 1)) == 0);
-  using Loads = CommonLoads<T, C, kHeadDim, kParts>;
+template <class T, class C, int kHeadDim>
+class CommonPass : CommonLoads<T, C, kHeadDim> {
+  using Loads = CommonLoads<T, C, kHeadDim>;
   using Loads::arrive, Loads::tile_of, Loads::scales;
   using Loads::kCodes, Loads::kLag, Loads::kPairs;
   using Loads::load_queries, Loads::look_up, Loads::publish, Loads::issue, Loads::convert;
@@ -95,9 +92,8 @@ class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
  private:
   // ---- what the rows see ---------------------------------------------------------------------------------
 
-  // The warp's first row, and its part of the dimensions.
-  static __device__ __forceinline__ int warp_row() { return kWarpRows * (warp_id() / kParts); }
-  static __device__ __forceinline__ int part() { return warp_id() % kParts; }
+  // The warp's first row.
+  static __device__ __forceinline__ int warp_row() { return kWarpRows * warp_id(); }
   static __device__ __forceinline__ int row_of(int half) { return warp_row() + lane_id() / 4 + 8 * half; }
 
   __device__ __forceinline__ void find_limits(const CommonTask& task, int prefix, int& begin, int& end) {
@@ -162,7 +158,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
     for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
       for (int j = 0; j < 4; ++j) s[n][j] = 0.0f;
-#pragma unroll(kCodes || kParts > 1 ? 2 : 4)  // where four would not fit the registers
+#pragma unroll(kCodes ? 2 : 4)  // where four would not fit the registers
     for (int k = 0; k < kHeadDim / 16; ++k) {
       const uint4 a = load_matrices(queries_ + Layout::from(a_start, 0, 2 * k));
 #pragma unroll
@@ -231,7 +227,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
 
   __device__ __forceinline__ void add_values(int slot, const uint4 (&weights)[kStep / 16]) {
     const uint4* const values = ring_ + slot * kStep * Layout::kPitch;
-    const int b_start = Layout::at(lane_id() % 16, lane_id() / 16 + 2 * kPairs * part());
+    const int b_start = Layout::at(lane_id() % 16, lane_id() / 16);
 #pragma unroll
     for (int k = 0; k < kStep / 16; ++k) {
 #pragma unroll
@@ -302,7 +298,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
       const bool exists = row < rows_;
       const int64_t index =
           partial_index(p_, plan_, request(), kv_head(), slot, first_row() + (exists ? row : 0));
-      float* const out = partials.out + index * kHeadDim + 16 * kPairs * part() + lane_id() % 4 * 2;
+      float* const out = partials.out + index * kHeadDim + lane_id() % 4 * 2;
       Stats total = folds ? running(half) : no_keys();
       const Fold f = fold(total, group_stats(half));
 #pragma unroll 2
@@ -318,7 +314,7 @@ class CommonPass : CommonLoads<T, C, kHeadDim, kParts> {
       __syncwarp();  // four lanes have read what one of them writes
       if (lane_id() % 4 != 0) continue;
       if (plan_.splits == 1) running(half) = total;
-      if (exists && part() == 0) store(partials.stats + index, total);
+      if (exists) store(partials.stats + index, total);
     }
     written_ = true;
     group_begun_ = false;

@@ -147,7 +147,7 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
     const int kv = kv_heads(), parts = plan.splits * plan.row_blocks;
     for (int task = block(); task < a.batch_size * kv * parts; task += blocks()) {
       const int prefix = task / parts, part = task % parts;
-      CommonPass<T, T, kHeadDim, kPersistentAttendParts>(a, plan, *reinterpret_cast<CommonShared*>(scratch()))
+      CommonPass<T, T, kHeadDim>(a, plan, *reinterpret_cast<CommonShared*>(scratch()))
           .run({prefix / kv, prefix % kv, part / plan.row_blocks, part % plan.row_blocks});
       __syncthreads();
       if (threadIdx.x == 0) add_release<Scope::kDevice>(p_.words.prefixes + prefix, 1u);

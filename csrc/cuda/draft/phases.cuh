@@ -30,9 +30,7 @@ inline constexpr int kPersistentRows = kMaxTableRows;  // of the accepted paths 
 inline constexpr int kPersistentLayers = 3;
 inline constexpr int kPersistentKvHeads = 128;
 inline constexpr int kPersistentItems = 16;  // candidates of a thread when trees are built
-inline constexpr int kPersistentAttendParts = 1;
-inline constexpr int kPersistentAttendRows =
-    kPersistentThreads / kWarpSize / kPersistentAttendParts * kWarpRows;
+inline constexpr int kPersistentAttendRows = kPersistentThreads / kWarpSize * kWarpRows;
 
 enum class Work : int { kRows, kFc, kQkv, kAttention, kO, kGateUp, kDown, kLmHead, kTree };
 
