@@ -3,8 +3,8 @@
 // finished trees.
 #include <cuda_runtime.h>
 
+#include "cuda/draft/path_rows.cuh"
 #include "cuda/draft/phases.cuh"
-#include "cuda/draft/rows.cuh"
 #include "cuda/tree/build_tree.cuh"
 #include "cuda/tree/expand_tree.cuh"
 
@@ -13,35 +13,16 @@ namespace eagle::cuda {
 // The features of the accepted paths, a row's slice (fc_norm) a block, and what requests hold in the form in
 // which the phases take it.
 template <class T>
-__device__ __forceinline__ void place_rows(const PersistentParams& p, RowShared& shared, int block,
-                                           int blocks) {
+__device__ __forceinline__ void place_paths(const PersistentParams& p, RowShared& shared, int block,
+                                            int blocks) {
   const DraftMemory& m = p.memory;
   const int slices = p.fc_norm ? p.num_aux : 1, slice_size = p.feature_size / slices;
   for (int item = block; item < p.batch_size * p.max_path * slices; item += blocks) {
-    const int row = item / slices, slice = item % slices, request = row / p.max_path, i = row % p.max_path;
-    const int node = clamped(load_read_only(p.path + row), 0, p.max_feature_nodes - 1);
-    if (threadIdx.x == 0 && slice == 0) {
-      const int accepted = clamped(load_read_only(p.num_accepted + request), -1, p.max_path - 1);
-      const int start = clamped(load_read_only(p.seq_lens + request), 0, p.row_capacity);
-      const int32_t token = load_read_only(p.target_tokens + int64_t{request} * p.max_feature_nodes + node);
-      store(m.path_tokens + row, token);
-      store(m.path_depths + row, clamped(int64_t{start} + i, 0, p.row_capacity) - start);
-      if (i == max(accepted, 0)) store(m.roots + request, token);
-      if (i == 0) {
-        const int asked = p.node_limit ? load_read_only(p.node_limit + request) : p.max_nodes;
-        const int limit = accepted < 0 ? 0 : clamped(asked, 0, p.max_nodes);
-        const int committed = clamped(int64_t{start} + accepted + 1, 0, p.row_capacity);
-        store(m.start + request, start);
-        store(m.extended + request, accepted + 1);
-        store(m.committed + request, committed);
-        store(m.growing + request, limit < 2 ? 0 : p.top_k);  // 1: the root alone, no draft node is wanted
-        store(m.limits + request, limit);
-        store(m.positions + request, committed + 1);  // of the root's children
-      }
-    }
+    const int row = item / slices, slice = item % slices;
     const int64_t first = int64_t{slice} * slice_size;
-    const T* const from = static_cast<const T*>(p.features) + request * p.features_strides[0] +
-                          node * p.features_strides[1] + first;
+    const T* const from = place_path_row<T>(p, m, p.row_capacity, row / p.max_path, row % p.max_path,
+                                            threadIdx.x == 0 && slice == 0) +
+                          first;
     const T* const norm = p.fc_norm ? static_cast<const T*>(p.fc_norm) + first : nullptr;
     move_row(shared, from, static_cast<T*>(m.path_features) + int64_t{row} * p.feature_size + first,
              slice_size, norm, p.norm_eps, p.feature_vectors);

@@ -11,8 +11,7 @@
 
 #include "common/check.h"
 #include "common/dispatch.h"
-#include "cuda/draft/memory.h"
-#include "cuda/draft/rows.cuh"
+#include "cuda/draft/path_rows.cuh"
 #include "cuda/launch.h"
 
 namespace eagle::cuda {
@@ -32,30 +31,10 @@ struct PathRowsParams {
 template <class T>
 __global__ void __launch_bounds__(kRowThreads) path_rows_kernel(const __grid_constant__ PathRowsParams p) {
   const DraftParams& d = p.draft;
-  const DraftMemory& m = p.memory;
   const int i = static_cast<int>(blockIdx.x), request = static_cast<int>(blockIdx.y);
+  const T* const from = place_path_row<T>(d, p.memory, p.capacity, request, i, threadIdx.x == 0);
   const int64_t row = int64_t{request} * d.max_path + i;
-  const int node = clamped(load_read_only(d.path + row), 0, d.max_feature_nodes - 1);
-  if (threadIdx.x == 0) {
-    const int accepted = clamped(load_read_only(d.num_accepted + request), -1, d.max_path - 1);
-    const int start = clamped(load_read_only(d.seq_lens + request), 0, p.capacity);
-    const int32_t token = load_read_only(d.target_tokens + int64_t{request} * d.max_feature_nodes + node);
-    store(m.path_tokens + row, token);
-    store(m.path_depths + row, clamped(int64_t{start} + i, 0, p.capacity) - start);
-    if (i == max(accepted, 0)) store(m.roots + request, token);
-    if (i == 0) {
-      const int asked = d.node_limit ? load_read_only(d.node_limit + request) : d.max_nodes;
-      const int limit = accepted < 0 ? 0 : clamped(asked, 0, d.max_nodes);
-      store(m.start + request, start);
-      store(m.extended + request, accepted + 1);
-      store(m.committed + request, clamped(int64_t{start} + accepted + 1, 0, p.capacity));
-      store(m.growing + request, limit < 2 ? 0 : d.top_k);  // 1: the root alone, no draft node is wanted
-      store(m.limits + request, limit);
-    }
-  }
-  const T* const from =
-      static_cast<const T*>(d.features) + request * d.features_strides[0] + node * d.features_strides[1];
-  move_row(shared_memory<RowShared>(), from, static_cast<T*>(m.path_features) + row * p.feature_size,
+  move_row(shared_memory<RowShared>(), from, static_cast<T*>(p.memory.path_features) + row * p.feature_size,
            p.feature_size, static_cast<const T*>(nullptr), 0.0f, p.vectors);
 }
 
@@ -89,15 +68,15 @@ __global__ void __launch_bounds__(kRowThreads)
   else if (p.level > 1)
     parent = int64_t{request} * p.top_k + clamped(load_read_only(p.beam_rows + row), 0, p.top_k - 1);
   if (threadIdx.x == 0) {
-    const int committed = load_read_only(p.committed + request);
     if (p.level > 0) {  // a cache row a node, a position a level
+      const int committed = load_read_only(p.committed + request);
       if (r == 0) store(p.append_at + request, committed + (p.level - 1) * p.top_k);
       store(p.depths + row, (p.level - 1) * (1 - p.top_k));
+      store(p.positions + row, committed + p.level + 1);  // of the children; the root stands at `committed`
     }
     if (p.request_temperature) {
       store(p.temperature + row, load_read_only(p.request_temperature + request));
       store(p.seeds + row, load_read_only(p.request_seeds + request));
-      store(p.positions + row, committed + p.level + 1);  // of the children; the root stands at `committed`
     }
   }
   move_row(shared_memory<RowShared>(), static_cast<const T*>(p.from) + parent * p.size,

@@ -20,7 +20,7 @@ class PersistentDraft : LayerWork<T, kHeadDim> {
  public:
   __device__ __forceinline__ void run(const PersistentParams& params) const {
     Base::begin(params);
-    place_rows<T>(p_, shared_.row, block(), blocks());
+    place_paths<T>(p_, shared_.row, block(), blocks());
     while (advance()) {
       if (phase().work == Work::kAttention)
         Base::attend();
