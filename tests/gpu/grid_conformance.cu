@@ -1,16 +1,18 @@
-// The barrier of the grid and the ring (csrc/cuda/device) against plain C++, as in ptx_conformance.cu: phases
+// The barrier of the grid (csrc/cuda/device) and a ring against plain C++, as in ptx_conformance.cu: phases
 // in which blocks read what others left in the phase before, while the next phase's weights arrive.
 #include <cstring>
 
+#include "../simt/selftest/ring.cuh"
 #include "conformance.h"
 #include "cuda/device/grid_barrier.cuh"
-#include "cuda/device/ring.cuh"
 #include "cuda/launch.h"
 
 namespace conformance {
 namespace {
 
 using namespace eagle::cuda;
+using tests::Ring;
+using tests::RingBarriers;
 
 constexpr int kBlocks = 6, kReaders = 64, kPhases = 4, kSteps = 5, kStages = 3;
 constexpr int kSide = kBlocks * kReaders;       // words that a phase leaves

@@ -1,11 +1,11 @@
-// What a persistent kernel is made of (csrc/cuda/device): the barrier of the grid, and the ring through which
+// What a persistent kernel is made of: the barrier of the grid (csrc/cuda/device), and a ring through which
 // weights arrive while blocks wait for each other.
 #include <stdexcept>
 #include <string>
 
 #include "cuda/device/grid_barrier.cuh"
-#include "cuda/device/ring.cuh"
 #include "simt/selftest/kernel.h"
+#include "simt/selftest/ring.cuh"
 
 namespace simt::selftest {
 namespace {
@@ -13,9 +13,8 @@ namespace {
 using eagle::cuda::Cleared;
 using eagle::cuda::GridBarrier;
 using eagle::cuda::GridBarrierWord;
-using eagle::cuda::Ring;
-using eagle::cuda::ring_stages;
-using eagle::cuda::RingBarriers;
+using eagle::cuda::tests::Ring;
+using eagle::cuda::tests::RingBarriers;
 
 constexpr int kBlocks = 4, kReaders = 64, kThreads = kReaders + 32;  // the last warp requests
 constexpr int kPhases = 3, kSteps = 5;                               // steps of a block in a phase
@@ -27,9 +26,6 @@ struct SharedMemory {
   RingBarriers barriers;
   alignas(128) unsigned char stage[kStages][kStageBytes];
 };
-static_assert(ring_stages(sizeof(SharedMemory), offsetof(SharedMemory, stage), kStageBytes) == kStages);
-static_assert(ring_stages(227 * 1024, 0, kStageBytes) == eagle::cuda::kMaxStages);
-static_assert(ring_stages(1000, 0, kStageBytes) == 0);
 
 enum class Gap {
   kNone,

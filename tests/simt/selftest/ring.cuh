@@ -1,31 +1,30 @@
 #pragma once
-// A ring of stages in shared memory through which warps stream global memory to others or to themselves.
+// A ring of stages in shared memory through which warps stream global memory to others or to themselves: what
+// barriers in shared memory and copies of both kinds are tried with, under the emulator and on a GPU.
 //
 // Requesting warps ask for stages in turn, each for its part, ahead of those who read them: as far as there
 // are stages. The reading warps wait for a stage, read it, release it; a stage is asked for again once every
-// reader has released it. No barrier of the block is needed, and the ring does not stop where the work does:
-// a persistent kernel asks for the next phase's weights before it meets the other blocks.
+// reader has released it.
 //
 //   requesters: bytes = ring.begin_request(n); ring.copy(bytes, from, n); ...; ring.end_request();
 //   readers:    bytes = ring.wait(); ...; ring.release();
 //
 // Two ways to copy: bulk copies (kBulk, where has_bulk_copies() of cuda/launch.h says so), started by one
-// lane and carried out by the memory system, or cp.async, 512 bytes an instruction. What is copied must be a
-// multiple of 16 bytes long, at multiples of 16. It must have been written before the launch, or be behind a
-// fence_proxy_async().
+// lane, or cp.async, 512 bytes an instruction. What is copied must be a multiple of 16 bytes long, at
+// multiples of 16, and written before the launch or behind a fence_proxy_async(). A warp may be both
+// requester and reader: it must not ask for a stage that it has not released.
 //
-// A warp may be both requester and reader: it must not ask for a stage that it has not released. Starting a
-// bulk copy takes a warp some time, however short the copy: parts should be several KB, or requesters
-// several.
+// Not linear's ring (cuda/linear/stream.cuh): there x comes by cp.async and is normalised in place, which
+// takes a barrier of the block each step anyway, and what readers release here as well does not fit the
+// registers.
 #include <cuda_runtime.h>
 
-#include <cstddef>
 #include <cstdint>
 
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp.cuh"
 
-namespace eagle::cuda {
+namespace eagle::cuda::tests {
 
 inline constexpr int kMaxStages = 16;
 
@@ -33,13 +32,6 @@ inline constexpr int kMaxStages = 16;
 struct RingBarriers {
   Mbarrier full[kMaxStages], empty[kMaxStages];
 };
-
-// How many stages fit beside `others` bytes, RingBarriers included, into a block's shared memory.
-constexpr int ring_stages(size_t shared_limit, size_t others, size_t stage_bytes) {
-  if (others + stage_bytes > shared_limit) return 0;
-  const size_t stages = (shared_limit - others) / stage_bytes;
-  return stages < kMaxStages ? static_cast<int>(stages) : kMaxStages;
-}
 
 template <bool kBulk>
 class Ring {
@@ -116,4 +108,4 @@ class Ring {
   Place asked_, read_;
 };
 
-}  // namespace eagle::cuda
+}  // namespace eagle::cuda::tests
