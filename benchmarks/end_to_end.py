@@ -81,9 +81,6 @@ class Mode:
     def median_rate(self, prompt: int) -> float:
         return statistics.median(run.rate for run in self.runs[prompt])
 
-    def best_rate(self, prompt: int) -> float:
-        return max(run.rate for run in self.runs[prompt])
-
     @property
     def tokens_per_cycle(self) -> float:
         return self._total(lambda runs: runs[0]).tokens_per_cycle

@@ -1,8 +1,19 @@
-"""A stand-in for the device that the benchmarks' GPU parts time on."""
+"""What the tests of the benchmarks' GPU parts share: a stand-in for the device that they time on, and the
+command itself."""
 
 from __future__ import annotations
 
+import json
+import runpy
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 
 class StandIn:
@@ -38,3 +49,18 @@ class StandIn:
         for call in calls:
             call()
         return replay
+
+
+def run_benchmark(
+    name: str, arguments: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The benchmark's module, run as a command, and the figures that it has written."""
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", [name, *arguments.split(), "--json", str(file)])
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            module = runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    return module, json.loads(file.read_text())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +33,7 @@ from gpu_arms import WrongResult  # noqa: E402
 from peers import attention as peers  # noqa: E402
 
 from reference import attention as reference  # noqa: E402
-from stand_in import StandIn  # noqa: E402
+from stand_in import StandIn, run_benchmark  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -420,22 +419,10 @@ def test_versions_name_what_is_absent(monkeypatch):
     assert found["SDPA"] == f"torch {torch.__version__}"
 
 
-def command(monkeypatch, tmp_path, arguments):
-    file = tmp_path / "figures.json"
-    monkeypatch.setattr(sys, "argv", ["bench_attention", *arguments.split(), "--json", str(file)])
-    threads = torch.get_num_threads()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            module = runpy.run_path(str(BENCHMARKS / "bench_attention.py"), run_name="__main__")
-    finally:
-        torch.set_num_threads(threads)
-    return module, json.loads(file.read_text())
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 @pytest.mark.parametrize("arguments", ["--floors --batches 1 --nodes 16 60", "--backend cuda --batches 1"])
 def test_without_a_gpu_there_are_floors_and_nothing_else(monkeypatch, tmp_path, capsys, arguments):
-    _, figures = command(monkeypatch, tmp_path, arguments)
+    _, figures = run_benchmark("bench_attention", arguments, monkeypatch, tmp_path)
     assert set(figures["results"]) == {"ceilings", "floors"}
     rows = figures["results"]["floors"]
     assert [Case(*(row[key] for key in Case._fields)) for row in rows[:3]] == list(AIMS)
@@ -447,9 +434,8 @@ def test_without_a_gpu_there_are_floors_and_nothing_else(monkeypatch, tmp_path, 
 
 def test_the_whole_gpu_part(shapes, monkeypatch, tmp_path, capsys):
     """From the command line to the file, with a stand-in for the device."""
-    module, _ = command(
-        monkeypatch, tmp_path, "--floors --shapes grouped --batches 1 --nodes 4 --contexts 64"
-    )
+    arguments = "--floors --shapes grouped --batches 1 --nodes 4 --contexts 64"
+    module, _ = run_benchmark("bench_attention", arguments, monkeypatch, tmp_path)
     file = tmp_path / "gpu.json"
     monkeypatch.setattr(gpu_timing, "COLD", 100)
     real = gpu_timing.measure_ceilings

@@ -4,7 +4,6 @@ device, whose times are looked at and thrown away."""
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +24,7 @@ from gpu_arms import WrongResult  # noqa: E402
 from head_shapes import HEADS, HeadShape, weight_bytes  # noqa: E402
 from peers import draft as peers  # noqa: E402
 
-from stand_in import StandIn  # noqa: E402
+from stand_in import StandIn, run_benchmark  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = {
@@ -241,22 +240,10 @@ def test_a_wrong_result_of_ours_ends_the_run(small, settings, monkeypatch):
 # ---- the command
 
 
-def command(monkeypatch, tmp_path, arguments):
-    file = tmp_path / "figures.json"
-    monkeypatch.setattr(sys, "argv", ["bench_draft", *arguments.split(), "--json", str(file)])
-    threads = torch.get_num_threads()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            module = runpy.run_path(str(BENCHMARKS / "bench_draft.py"), run_name="__main__")
-    finally:
-        torch.set_num_threads(threads)
-    return module, json.loads(file.read_text())
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 @pytest.mark.parametrize("arguments", ["--floors", "--backend cuda --formats fp8"])
 def test_without_a_gpu_there_are_floors_and_nothing_else(monkeypatch, tmp_path, capsys, arguments):
-    _, figures = command(monkeypatch, tmp_path, arguments)
+    _, figures = run_benchmark("bench_draft", arguments, monkeypatch, tmp_path)
     assert set(figures["results"]) == {"ceilings", "floors"}
     rows = figures["results"]["floors"]
     assert {row["head"] for row in rows} == set(HEADS)
@@ -269,7 +256,7 @@ def test_without_a_gpu_there_are_floors_and_nothing_else(monkeypatch, tmp_path, 
 
 def test_the_whole_gpu_part(small, monkeypatch, tmp_path, capsys):
     """From the command line to the file, with a stand-in for the device."""
-    module, _ = command(monkeypatch, tmp_path, "--floors --formats int4")
+    module, _ = run_benchmark("bench_draft", "--floors --formats int4", monkeypatch, tmp_path)
     file = tmp_path / "gpu.json"
     real = gpu_timing.measure_ceilings
     monkeypatch.setattr(

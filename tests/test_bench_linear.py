@@ -4,7 +4,6 @@ for the device, whose times are looked at and thrown away."""
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,7 @@ from peers import linear as peers  # noqa: E402
 
 from eagle_cuda._extension import _C  # noqa: E402
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight  # noqa: E402
-from stand_in import StandIn  # noqa: E402
+from stand_in import StandIn, run_benchmark  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -249,22 +248,10 @@ def test_a_wrong_result_of_ours_ends_the_run(small, monkeypatch):
 # ---- the command
 
 
-def command(monkeypatch, tmp_path, arguments):
-    file = tmp_path / "figures.json"
-    monkeypatch.setattr(sys, "argv", ["bench_linear", *arguments.split(), "--json", str(file)])
-    threads = torch.get_num_threads()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            module = runpy.run_path(str(BENCHMARKS / "bench_linear.py"), run_name="__main__")
-    finally:
-        torch.set_num_threads(threads)
-    return module, json.loads(file.read_text())
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 @pytest.mark.parametrize("arguments", ["--floors", "--backend cuda --rows 1 64"])
 def test_without_a_gpu_there_are_floors_and_nothing_else(monkeypatch, tmp_path, capsys, arguments):
-    _, figures = command(monkeypatch, tmp_path, arguments)
+    _, figures = run_benchmark("bench_linear", arguments, monkeypatch, tmp_path)
     assert set(figures["results"]) == {"ceilings", "floors"}
     rows = figures["results"]["floors"]
     assert rows[0]["aim_microseconds"] == 66.0
@@ -279,7 +266,7 @@ def test_without_a_gpu_there_are_floors_and_nothing_else(monkeypatch, tmp_path, 
 
 def test_the_whole_gpu_part(small, monkeypatch, tmp_path, capsys):
     """From the command line to the file, with a stand-in for the device."""
-    module, _ = command(monkeypatch, tmp_path, "--floors --rows 1 --formats int4")
+    module, _ = run_benchmark("bench_linear", "--floors --rows 1 --formats int4", monkeypatch, tmp_path)
     file = tmp_path / "gpu.json"
     monkeypatch.setattr(gpu_timing, "COLD", 100)
     real = gpu_timing.measure_ceilings

@@ -8,31 +8,21 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
+from conftest import ROOT, emulator_build
 from tools import gpu_check, ptxas_report
 
-ROOT = Path(__file__).resolve().parent.parent
 GPU = ROOT / "tests/gpu"
 KERNELS = sorted(GPU.glob("*_conformance.cu"))
-
-
-def build_folder() -> Path:
-    """The build under test: of `make simt`, or the one that EAGLE_CUDA_EXTENSION names."""
-    named = os.environ.get("EAGLE_CUDA_EXTENSION")
-    if named:
-        folder = Path(named).resolve().parent
-        return folder.parent if folder.name.startswith("simt_") else folder
-    return ROOT / "build" / f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 
 
 @pytest.fixture(scope="module")
 def program() -> Path:
     """ptx_conformance over the emulator."""
-    path = build_folder() / "ptx_conformance"
+    path = emulator_build() / "ptx_conformance"
     if not path.is_file():
         pytest.skip("needs the emulator: make simt")
     return path

@@ -11,6 +11,7 @@ import torch
 import on_device
 from compare import assert_same_bits
 from gpu.op_cases import CASES, Arrays
+from gpu.run_cases import same
 
 
 def graph_of(call: Callable[[], object], device: str) -> Callable[[], object]:
@@ -54,10 +55,6 @@ def test_a_replay_sees_the_inputs_of_now(name, device):
         results.append(expected)
     assert any(not same(results[0][key], results[1][key]) for key in expected)
     assert all(same(results[0][key], results[2][key]) for key in expected)
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def test_every_op_with_a_kernel_has_a_case():
