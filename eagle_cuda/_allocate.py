@@ -1,6 +1,6 @@
 """Outputs for `out=None`: numpy arrays for numpy inputs, else torch tensors on the inputs' device.
 
-Their shapes come from inputs, which are checked as far as that needs."""
+Their shapes come from inputs, which are checked as far as that needs. And workspaces on GPUs."""
 
 from __future__ import annotations
 
@@ -40,3 +40,18 @@ def empty(like: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
             raise ValueError(f"out: numpy has no {dtype}; pass a torch tensor as out=")
         return np.empty(shape, dtype=_NUMPY[dtype])
     raise ValueError(f"out: expected a tensor for inputs of type {type(like).__name__}, got None")
+
+
+class Workspaces:
+    """An op's workspaces on GPUs, one a stream, kept from call to call: calls on a stream take turns."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[torch.device, int], torch.Tensor] = {}
+
+    def of(self, like: torch.Tensor, size: int) -> torch.Tensor:
+        """At least `size` bytes for the current stream of `like`'s device."""
+        key = (like.device, torch.cuda.current_stream(like.device).cuda_stream)
+        kept = self._kept.get(key)
+        if kept is None or kept.numel() < size:
+            kept = self._kept[key] = torch.empty(size, dtype=torch.uint8, device=like.device)
+        return kept

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from eagle_cuda._allocate import empty, integer, shape_of
+from eagle_cuda._allocate import Workspaces, empty, integer, shape_of
 from eagle_cuda._extension import _C
 from eagle_cuda.kv_cache import KVCache
 
@@ -201,18 +201,13 @@ def rope_table(
     return RopeTable((angle.cos() * factor).float(), (angle.sin() * factor).float())
 
 
-_workspaces: dict[tuple[torch.device, int], torch.Tensor] = {}
+_workspaces = Workspaces()
 
 
 def _kept_workspace(q: Any, cache: KVCache) -> torch.Tensor | None:
     if not isinstance(q, torch.Tensor) or not q.is_cuda:
         return None
-    size = tree_attention_workspace_bytes(q, cache)
-    key = (q.device, torch.cuda.current_stream(q.device).cuda_stream)
-    kept = _workspaces.get(key)
-    if kept is None or kept.numel() < size:
-        kept = _workspaces[key] = torch.empty(size, dtype=torch.uint8, device=q.device)
-    return kept
+    return _workspaces.of(q, tree_attention_workspace_bytes(q, cache))
 
 
 def _empty_like(q: Any) -> Any:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from eagle_cuda._allocate import shape_of
+from eagle_cuda._allocate import Workspaces, shape_of
 from eagle_cuda._extension import _C
 from eagle_cuda.kv_cache import refuse_scales
 from eagle_cuda.linear import PackedWeight
@@ -146,7 +145,7 @@ def extend_draft(
     """
     refuse_scales(*caches)
     if workspace is None and _on_cuda(features):
-        workspace = _kept_workspace(features, extend_draft_workspace_bytes(head, row_offsets, caches))
+        workspace = _workspaces.of(features, extend_draft_workspace_bytes(head, row_offsets, caches))
     _C.extend_draft(head, features, tokens, row_offsets, seq_lens, *_parts(caches), hidden, workspace)
     return hidden
 
@@ -207,7 +206,7 @@ def draft(
     refuse_scales(*caches)
     if workspace is None and _on_cuda(features):
         rows = shape_of("path", accepted.path, 2)
-        workspace = _kept_workspace(features, draft_workspace_bytes(head, *rows, top_k, levels, caches))
+        workspace = _workspaces.of(features, draft_workspace_bytes(head, *rows, top_k, levels, caches))
     _C.draft(
         head, features, target_tokens, accepted.path, accepted.num_accepted, seq_lens, node_limit,
         temperature, seeds, tau, top_k, levels, order, *_parts(caches), out.tokens, out.parents, out.depths,
@@ -236,16 +235,8 @@ def _parts(caches: Sequence[KVCache]) -> tuple[list[Tensor], list[Tensor], Tenso
     return [c.k for c in caches], [c.v for c in caches], table
 
 
-_workspaces: dict[tuple[torch.device, int], Tensor] = {}
+_workspaces = Workspaces()
 
 
 def _on_cuda(features: Tensor) -> bool:
     return isinstance(features, Tensor) and features.is_cuda
-
-
-def _kept_workspace(features: Tensor, size: int) -> Tensor:
-    key = (features.device, torch.cuda.current_stream(features.device).cuda_stream)
-    kept = _workspaces.get(key)
-    if kept is None or kept.numel() < size:
-        kept = _workspaces[key] = torch.empty(size, dtype=torch.uint8, device=features.device)
-    return kept

@@ -151,7 +151,7 @@ def linear(
     elif out_dtype is not None:
         raise ValueError("out_dtype: expected None when out is given")
     if workspace is None and _on_cuda(x, weight):
-        workspace = _kept_workspace(x, _C.linear_workspace_bytes(weight, x.shape[0]))
+        workspace = _workspaces.of(x, _C.linear_workspace_bytes(weight, x.shape[0]))
     _C.linear(x, weight, rms_norm, eps, bias, residual, activation, out, workspace)
     return out
 
@@ -221,7 +221,7 @@ def lm_head_topk(
     elif (columns := _allocate.shape_of("tokens", out.tokens, 2)[1]) != k:
         raise ValueError(f"tokens: expected {k} columns (k), got {columns}")
     if workspace is None and _on_cuda(x, weight):
-        workspace = _kept_workspace(x, _C.lm_head_topk_workspace_bytes(weight, x.shape[0], k))
+        workspace = _workspaces.of(x, _C.lm_head_topk_workspace_bytes(weight, x.shape[0], k))
     options = (draft_to_target, temperature, seeds, positions, tau)
     _C.lm_head_topk(x, weight, rms_norm, eps, *options, *out, workspace)
     return out
@@ -239,19 +239,11 @@ def lm_head_topk_workspace_bytes(weight: PackedWeight, m: int, k: int) -> int:
     return _C.lm_head_topk_workspace_bytes(weight, m, k)
 
 
-_workspaces: dict[tuple[torch.device, int], Tensor] = {}
+_workspaces = _allocate.Workspaces()
 
 
 def _on_cuda(x: Tensor, weight: PackedWeight) -> bool:
     return isinstance(x, Tensor) and x.is_cuda and x.ndim == 2 and isinstance(weight, PackedWeight)
-
-
-def _kept_workspace(x: Tensor, size: int) -> Tensor:
-    key = (x.device, torch.cuda.current_stream(x.device).cuda_stream)
-    kept = _workspaces.get(key)
-    if kept is None or kept.numel() < size:
-        kept = _workspaces[key] = torch.empty(size, dtype=torch.uint8, device=x.device)
-    return kept
 
 
 def _check_weight(weight: PackedWeight) -> None:
