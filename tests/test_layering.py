@@ -52,7 +52,7 @@ MAY_INCLUDE = {
 # Angle-bracket includes beyond the C++ standard library, by file or room.
 SYSTEM = {
     "csrc/cpu/parallel.cpp": {"pthread.h", "sched.h"},
-    "csrc/cuda": {"cuda_runtime.h", "cuda_bf16.h", "cuda_fp16.h"},  # what tests/simt stands in for
+    "csrc/cuda": {"cuda_runtime.h"},  # what tests/simt stands in for
     "csrc/bindings": {"pybind11/pybind11.h", "pybind11/stl.h", "cxxabi.h", "unistd.h"},
 }
 INTRINSICS = re.compile(r"_(avx2|avx512|avx512_bf16)\.(cpp|h)$")
