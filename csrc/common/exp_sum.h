@@ -5,7 +5,6 @@
 // Element i belongs to lane i % 4096. A lane takes its elements in ascending order and keeps the largest so
 // far and the sum relative to it, in fp32. At the end each lane's sum is brought to the row's maximum and
 // added as a fixed-point integer, so that the order of the lanes does not matter.
-#include <bit>
 #include <cstdint>
 
 #include "common/numeric.h"

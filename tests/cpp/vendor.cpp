@@ -1,6 +1,5 @@
 // A framework vendor's program: the static library and its public headers, raw pointers, no Python. Exit code
 // 0, or 1.
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

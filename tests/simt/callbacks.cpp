@@ -5,7 +5,6 @@
 #include "simt/access.h"
 #include "simt/checker.h"
 #include "simt/emulator.h"
-#include "simt/memory.h"
 #include "simt/scheduler.h"
 
 // The loaded file that this code is part of.

@@ -1,6 +1,5 @@
 // The noise of the Gumbel-max choice by itself.
 #include <algorithm>
-#include <limits>
 
 #include "cpu/parallel.h"
 #include "cpu/sampling/row_kernels.h"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 
 #include "common/check.h"
 #include "cuda/launch.h"

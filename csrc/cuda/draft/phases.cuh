@@ -21,7 +21,6 @@
 #include "cuda/device/grid_barrier.cuh"
 #include "cuda/draft/memory.h"
 #include "cuda/linear/sources.cuh"
-#include "cuda/linear/work.cuh"
 
 namespace eagle::cuda {
 

@@ -8,8 +8,6 @@
 // int8_dynamic.
 #include <cuda_runtime.h>
 
-#include <limits>
-
 #include "common/check.h"
 #include "cuda/launch.h"
 #include "cuda/linear/finish.cuh"

@@ -1,6 +1,5 @@
 #pragma once
 // Ancestor sets of up to 256 nodes in shared memory, and bit sets of nodes.
-#include "cuda/device/warp.cuh"
 #include "eagle_cuda/tree.h"
 
 namespace eagle::cuda {

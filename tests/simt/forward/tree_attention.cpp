@@ -1,4 +1,4 @@
-#include <algorithm>
+#include <vector>
 
 #include "eagle_cuda/attention.h"
 #include "simt/forward/cache_regions.h"

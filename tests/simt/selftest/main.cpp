@@ -6,7 +6,7 @@
 // `right`: whether the numbers are; null where the launch was given up. What a case must do stands in its own
 // line; tests/test_simt.py compares.
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 

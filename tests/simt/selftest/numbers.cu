@@ -1,6 +1,5 @@
 // What single threads compute: atomics, vector types, bit functions, and where a thread stands.
 #include <bit>
-#include <cmath>
 #include <limits>
 #include <thread>
 
