@@ -41,6 +41,7 @@ ROPES = (
         "original_max_position_embeddings": 64,
     },
 )
+COUPLINGS = (None, 1.0, 0.5, 0.0)  # None: what the engine takes
 HEAD_FORMATS = (None, None, None, "fp8", "int8", "int4", "int8_dynamic")
 END_ID = 3  # of models that have one
 
@@ -72,7 +73,7 @@ class TreeDraw:
     branching: int  # children per node; of a head the children tried
     seed: int
     parents: tuple[int, ...] = ()  # static
-    coupled: bool = True
+    coupling: float | None = None
     tau: float = 1.0
     head_format: str | None = None
     draft_vocab: int | None = None
@@ -240,7 +241,7 @@ def _draw_head_tree(rng: random.Random, drafter: str, model: ModelDraw) -> TreeD
         levels,
         branching,
         rng.randrange(8),
-        coupled=rng.random() < 0.7,
+        coupling=COUPLINGS[int(rng.random() * len(COUPLINGS))],
         tau=rng.choice((0.7, 1.0, 1.5)),
         head_format=rng.choice(HEAD_FORMATS),
         draft_vocab=rng.choice((None, model.vocab_size - 3)) if drafter == "eagle3" else None,

@@ -281,7 +281,7 @@ def _drafter_options(drawn: Draw, target: Any, continuations: dict[int, list[int
             "head": tiny_head(tree.drafter, target, seed=tree.seed, **shape),
             "head_format": tree.head_format,
             "levels": tree.levels, "draft_top_k": tree.branching, "max_nodes": tree.nodes,
-            "coupled": tree.coupled, "tau": tree.tau,
+            "coupling": tree.coupling, "tau": tree.tau,
         }  # fmt: skip
     # Trees go on behind the end, so that only the loop's own bounds end a request.
     random = np.random.default_rng(tree.seed)

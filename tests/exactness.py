@@ -30,7 +30,17 @@ import torch
 
 import eagle_cuda
 from eagle_cuda._extension import _C
-from exact_draws import DRAFTERS, DTYPES, FAMILIES, HEAD_FORMATS, PAGE_SIZES, TEMPERATURES, Draw, draw
+from exact_draws import (
+    COUPLINGS,
+    DRAFTERS,
+    DTYPES,
+    FAMILIES,
+    HEAD_FORMATS,
+    PAGE_SIZES,
+    TEMPERATURES,
+    Draw,
+    draw,
+)
 from exact_runs import FEATURES, Outcome, check
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,7 +102,7 @@ class Coverage:
             "batch": drawn.speculative.batch,
         }
         if drawn.tree.drafter.startswith("eagle"):
-            parts |= {"coupled": drawn.tree.coupled, "head format": drawn.tree.head_format}
+            parts |= {"coupling": drawn.tree.coupling, "head format": drawn.tree.head_format}
             self.head_lengths.update(recorder.lengths)
         for name, value in parts.items():
             self.tokens_by.setdefault(name, Counter())[str(value)] += outcome.tokens
@@ -109,7 +119,7 @@ class Coverage:
         found = [f"no {event}" for event in EVENTS if not self.events[event]]
         for name, values in {
             "drafter": DRAFTERS, "dtype": DTYPES, "family": FAMILIES, "window": (True, False),
-            "page size": PAGE_SIZES, "coupled": (True, False), "head format": HEAD_FORMATS,
+            "page size": PAGE_SIZES, "coupling": COUPLINGS, "head format": HEAD_FORMATS,
         }.items():  # fmt: skip
             seen = self.tokens_by.get(name, Counter())
             found += [f"no {name} {value}" for value in dict.fromkeys(values) if not seen[str(value)]]

@@ -455,8 +455,8 @@ def test_random_head_with_few_requests(kind, dtype, temperature, batch, heads):
 def test_random_head_sweep(dtype, kind, temperature):
     lengths: set[int] = set()
     for batch in (1, 2, 3, 4):
-        coupled = batch % 2 == 0
-        lengths |= check_head(kind, dtype, temperature, batch, nodes=48, seed=41 + batch, coupled=coupled)
+        coupling = [None, 0.0, 1.0, 0.4][batch - 1]
+        lengths |= check_head(kind, dtype, temperature, batch, nodes=48, seed=41 + batch, coupling=coupling)
     assert lengths == {0, 1, 2, 3}
 
 

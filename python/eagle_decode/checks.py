@@ -29,6 +29,13 @@ def check_head(head: LoadedHead, target: Target) -> None:
         raise ValueError(f"head: expected token ids below the target's {target.vocab_size}, got {last}")
 
 
+def check_coupling(coupling: float | None) -> None:
+    """Raises for what is no share of the noise."""
+    number = isinstance(coupling, (int, float)) and not isinstance(coupling, bool)
+    if coupling is not None and not (number and 0 <= coupling <= 1):
+        raise ValueError(f"coupling: expected a number from 0 to 1, or None, got {coupling!r}")
+
+
 def check_shape(levels: int, top_k: int, max_nodes: int) -> None:
     """Raises for trees that the ops do not grow."""
     if not 1 <= top_k <= 32:

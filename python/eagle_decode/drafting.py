@@ -11,7 +11,9 @@ from torch import Tensor
 from eagle_cuda.draft import draft, extend_draft
 from eagle_cuda.kv_cache import KVCache
 from eagle_cuda.tree import DraftTree, empty_draft_tree
+from eagle_decode.checks import check_coupling
 from eagle_decode.heads.loaded import LoadedHead
+from eagle_decode.sampling import SamplingParams
 from eagle_decode.sequence import Batch
 
 
@@ -72,13 +74,16 @@ class HeadDrafter:
     head: as `heads.load_head` returns it. dtype: of the target's features. capacity: requests at a time.
     max_length: tokens of the longest request.
     levels, top_k, max_nodes: shape of the tree; max_nodes is cut to what levels and top_k can fill.
-    coupled: score candidates with the target's own noise (temperature > 0), softened by tau.
+    coupling: how much of the target's own noise ranks the candidates of requests with a temperature > 0: 0,
+        none, which is by draft probability alone, to 1, all of it. None: what was measured to be best, by
+        request (`default_coupling`). tau: softens the scores of candidates ranked with noise.
     """
 
     def __init__(
         self, head: LoadedHead, *, dtype: torch.dtype, device: torch.device, capacity: int, max_length: int,
-        levels: int, top_k: int, max_nodes: int, coupled: bool = True, tau: float = 1.0,
+        levels: int, top_k: int, max_nodes: int, coupling: float | None = None, tau: float = 1.0,
     ):  # fmt: skip
+        check_coupling(coupling)
         if top_k > head.draft_vocab_size:
             raise ValueError(
                 f"draft_top_k: expected at most the draft vocabulary's {head.draft_vocab_size}, got {top_k}"
@@ -90,7 +95,7 @@ class HeadDrafter:
         self.levels, self._top_k = levels, top_k
         self.max_nodes = min(max_nodes, self._most_nodes(levels))
         self.feature_layers = head.feature_layers
-        self._coupled, self._tau = coupled, tau
+        self._coupling, self._tau = coupling, tau
         # Nodes that the last levels grow stand behind max_length; angles beyond the table would repeat its
         # last row.
         rows = max_length + levels * top_k + 1
@@ -102,6 +107,8 @@ class HeadDrafter:
         self._trees: dict[tuple[int, int], DraftTree] = {}
         self._no_rows = torch.zeros(1, dtype=torch.int32, device=device)
         self._device = device
+        self._temperature = torch.zeros(capacity, dtype=torch.float32, device=device)
+        self._temperature_is_of: list[SamplingParams | None] = [None] * capacity
         self._plain = RootDrafter(capacity, device)
 
     def admit(self, row: int, tokens: Tensor, features: Tensor) -> None:
@@ -133,9 +140,19 @@ class HeadDrafter:
         return draft(
             self.head, batch.features, batch.sampled.tokens, batch.accepted, batch.seq_lens,
             self._caches_for(size), top_k=self._top_k, levels=levels, node_limit=limit, tau=self._tau,
-            temperature=batch.temperature if self._coupled else None,
-            seeds=batch.seeds if self._coupled else None, out=self._tree(size, width),
+            temperature=self._temperature_of(batch), seeds=batch.seeds, out=self._tree(size, width),
         )  # fmt: skip
+
+    def _temperature_of(self, batch: Batch) -> Tensor:
+        """[B]: what the noise counts for in each row's ranking. Written only where a row has another request
+        than before."""
+        for row, request in enumerate(batch.requests):
+            params = request.params
+            if self._temperature_is_of[row] is not params:
+                coupling = default_coupling(params) if self._coupling is None else self._coupling
+                self._temperature_is_of[row] = params
+                self._temperature[row] = coupling * params.temperature
+        return self._temperature[: len(batch.requests)]
 
     def _most_nodes(self, levels: int) -> int:
         return 1 + self._top_k + max(levels - 1, 0) * self._top_k**2 if levels else 1
@@ -154,6 +171,12 @@ class HeadDrafter:
         if (size, width) not in self._trees:
             self._trees[size, width] = empty_draft_tree(size, width, like=self._no_rows)
         return self._trees[size, width]
+
+
+def default_coupling(params: SamplingParams) -> float:
+    """The coupling measured to be best for such a request (docs/coupled_drafting.md)."""
+    truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    return 0.7 if truncated else 0.8
 
 
 def rows_of(caches: Sequence[KVCache], rows: slice) -> list[KVCache]:

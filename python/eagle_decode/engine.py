@@ -18,7 +18,7 @@ from eagle_cuda.kv_cache import compact_kv
 from eagle_cuda.sampling import Sampled, sample_tokens
 from eagle_cuda.tree import DraftTree
 from eagle_cuda.verify import Accepted, verify
-from eagle_decode.checks import check_head, check_shape, check_target
+from eagle_decode.checks import check_coupling, check_head, check_shape, check_target
 from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
 from eagle_decode.generation_config import default_sampling
 from eagle_decode.heads.loaded import LoadedHead
@@ -41,7 +41,7 @@ class Engine:
         are verified, root included (at most 256; 1: plain decoding).
     max_batch: requests that run at a time; more wait for a free row. max_length: tokens of the longest
         request, prompt included (default: what the target was made for, at most 4096).
-    coupled, tau: see HeadDrafter. draft: any Drafter instead of a head.
+    coupling, tau: see HeadDrafter. draft: any Drafter instead of a head.
     observer: called after each cycle, and after each prompt, with (batch, rows, tree, logits) while they are
         unchanged; for tests and tools.
 
@@ -62,7 +62,7 @@ class Engine:
         max_nodes: int = 8,
         max_batch: int = 4,
         max_length: int | None = None,
-        coupled: bool = True,
+        coupling: float | None = None,
         tau: float = 1.0,
         draft: Drafter | None = None,
         observer: Callable[[Batch, slice, DraftTree, Tensor], None] | None = None,
@@ -84,6 +84,7 @@ class Engine:
             raise ValueError("draft: expected None beside a head, got both")
         if not (isinstance(tau, (int, float)) and 0 < tau < math.inf):
             raise ValueError(f"tau: expected a finite number > 0, got {tau!r}")
+        check_coupling(coupling)
         if draft is not None and not hasattr(draft, "propose"):
             raise ValueError(f"draft: expected a Drafter, got {type(draft).__name__} without propose")
         self.target, self.tokenizer, self.observer = target, tokenizer, observer
@@ -95,8 +96,8 @@ class Engine:
             check_head(head, target)
             draft = HeadDrafter(
                 head, dtype=target.dtype, device=target.device, capacity=max_batch,
-                max_length=max_length, levels=levels, top_k=draft_top_k, max_nodes=max_nodes, coupled=coupled,
-                tau=tau,
+                max_length=max_length, levels=levels, top_k=draft_top_k, max_nodes=max_nodes,
+                coupling=coupling, tau=tau,
             )  # fmt: skip
         self.drafter = draft
         self._levels = getattr(draft, "levels", levels)
