@@ -68,7 +68,7 @@ class State:
 
 def same(a: Result, b: Result) -> bool:
     """Equal to the bit."""
-    names = ("tokens", "text", "logprobs", "finish_reason", "stop_reason")
+    names = ("tokens", "text", "logprobs", "finish_reason", "stop_reason", "error")
     return all(repr(getattr(a, name)) == repr(getattr(b, name)) for name in names)
 
 

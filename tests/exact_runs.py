@@ -346,7 +346,7 @@ def _differs(a: Result, b: Result, x: np.ndarray, y: np.ndarray) -> tuple[int, s
             return place, "token after equal logits", a.tokens[place], b.tokens[place]
         token = int((x[place] != y[place]).argmax())
         return place, f"logit of token {token}", float(x[place, token]), float(y[place, token])
-    for name in ("tokens", "logprobs", "top_logprobs", "text", "finish_reason", "stop_reason"):
+    for name in ("tokens", "logprobs", "top_logprobs", "text", "finish_reason", "stop_reason", "error"):
         # repr tells every float from every other, and NaN is equal to itself.
         if repr(getattr(a, name)) != repr(getattr(b, name)):
             return common, name, getattr(a, name), getattr(b, name)

@@ -18,7 +18,7 @@ def outcome(result: Result) -> tuple:
     """All of a result that must not depend on how it was decoded."""
     return (
         result.tokens, result.text, result.logprobs, result.top_logprobs, result.finish_reason,
-        result.stop_reason,
+        result.stop_reason, result.error and result.error.partition(":")[2],
     )  # fmt: skip
 
 

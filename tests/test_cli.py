@@ -116,6 +116,58 @@ def test_text_is_printed_as_it_is_decoded(folders):
     assert both.stdout == f"> one\n{printed(expected[0])}\n> two\n{printed(expected[1])}\n"
 
 
+def spoil(monkeypatch, first: str, position: int) -> None:
+    """Makes the target's logits NaN from a position on, for prompts that begin with the letter `first`."""
+
+    def opened(*arguments, **options):
+        engine = open_engine(*arguments, **options)
+        forward, prefill = engine.target.forward, engine.target.prefill
+        keys = []  # of the first token, which nothing stands before
+
+        def spoiled_prefill(prompt, *, cache, request, **rest):
+            output = prefill(prompt, cache=cache, request=request, **rest)
+            if int(prompt[0]) == engine.tokenizer(first)["input_ids"][0]:
+                keys.append(cache[0].k[request, 0].clone())
+            return output
+
+        def spoiled_forward(tokens, *, seq_lens, depths, cache, **rest):
+            output = forward(tokens, seq_lens=seq_lens, depths=depths, cache=cache, **rest)
+            for row in range(len(tokens)):
+                if keys and cache[0].k[row, 0].equal(keys[0]):
+                    output.logits[row, seq_lens[row] + depths[row] + 1 >= position] = float("nan")
+            return output
+
+        engine.target.forward, engine.target.prefill = spoiled_forward, spoiled_prefill
+        return engine
+
+    open_engine = cli.open_engine
+    monkeypatch.setattr(cli, "open_engine", opened)
+
+
+@pytest.mark.parametrize("more", [(), ("--no-speculate",)])
+def test_a_request_that_cannot_go_on_is_reported(folders, monkeypatch, more):
+    """Its text so far is printed, and that of the others; the status is 1."""
+    target, head = folders
+    shared = ("generate", "--target", target, "--head", head, "--max-new-tokens", "24", "--raw", *more)
+    expected = [r["text"] for r in generate(folders, "--raw", "--prompt", "A", "--prompt", "BC", *more)]
+    spoil(monkeypatch, "A", 9)
+    reason = "the target's logits at position 9 hold no number; check its weights"
+    both = run(*shared, "--prompt", "A", "--prompt", "BC", status=1)
+    assert f"error: request 0: {reason}" in both.stderr
+    assert "request 1" not in both.stderr
+    cut = run(*shared, "--prompt", "A", status=1)
+    assert f"error: request 0: {reason}" in cut.stderr
+    assert len(cut.stdout) < len(printed(expected[0]))
+    assert both.stdout == f"> A\n{cut.stdout}\n> BC\n{printed(expected[1])}\n"
+    shown = run(*shared, "--prompt", "A", "--prompt", "BC", "--json", status=1)
+    first, second = json.loads(shown.stdout)
+    assert (first["finish_reason"], len(first["tokens"])) == ("error", 8)
+    assert first["error"].startswith(f"request 0: {reason}")
+    assert (second["text"], second["finish_reason"], "error" in second) == (expected[1], "length", False)
+    assert "error: request 0" in shown.stderr
+    assert run(*shared, "--prompt", "BC").stdout == printed(expected[1])
+
+
 def test_closing_line_says_when_decoding_was_plain(folders):
     target, head = folders
     shared = ("generate", "--target", target, "--prompt", "one", "--max-new-tokens", "4")

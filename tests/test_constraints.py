@@ -228,7 +228,7 @@ def test_a_mask_is_asked_along_paths_that_it_allows():
     parents = [-1, 0, 0, 0, 1, 2, 1, 4, 7]
     masks = np.full((9, 1), -1, np.int32)
     masks[2] &= ~(1 << d)  # banned under c by something else
-    fill_masks(grammar, masks, [], tokens, parents, frozenset([end]))
+    assert fill_masks(grammar, masks, [], tokens, parents, frozenset([end])) == {}
     assert asked == [(), (a,), (c,), (a, b)]
     assert masks[:, 0].tolist() == [1 << a | 1 << c, 1 << b, 0, -1, 1 << end, -1, -1, -1, -1]
 
@@ -249,10 +249,17 @@ def test_nothing_allowed_is_an_error(target):
             mask[:] = 0
 
     engine = Engine(target, max_length=200)
-    with pytest.raises(RuntimeError, match="position 10 hold no number for a token that is allowed"):
-        engine.generate(PROMPTS[1], SamplingParams(logits_mask=nothing))
-    with pytest.raises(ValueError, match="^logits_mask: expected a function that fills the mask"):
-        engine.generate(PROMPTS[1], SamplingParams(logits_mask=lambda tokens, mask: mask))
+
+    def returns(tokens: list[int], mask: np.ndarray) -> np.ndarray:
+        return mask
+
+    for mask, reason in {
+        nothing: "no token is left at position 10: ",
+        returns: "logits_mask failed at ",
+    }.items():
+        (result,) = engine.generate(PROMPTS[1], SamplingParams(logits_mask=mask))
+        assert result.finish_reason == "error"
+        assert result.error.startswith(f"request 0: {reason}")
 
 
 def test_fixed_masks():

@@ -6,7 +6,7 @@ import pytest
 
 from eagle_decode.engine import Engine
 from eagle_decode.sampling import SamplingParams
-from eagle_decode.text import TextStream
+from eagle_decode.text import TextStream, UnreadableToken
 from oracle_drafter import ChainOfTruth, scripted_engine
 from scripted_target import ScriptedTarget
 from tiny_models import ByteTokenizer
@@ -74,6 +74,25 @@ def test_text_that_never_completes_is_flushed():
     stream.push([65, 0xE6, 0x9D])
     assert stream.take() == "A"
     assert stream.take(final=True) == "\ufffd"
+
+
+def test_an_unreadable_token_leaves_no_trace():
+    class Picky(ByteTokenizer):
+        def decode(self, ids, **options):
+            if ids[0] == ord("!") or 300 in ids:
+                raise IndexError
+            return super().decode(ids, **options)
+
+    stream = TextStream(Picky())
+    assert stream.push([*b"ab"]) is None
+    with pytest.raises(UnreadableToken) as caught:
+        stream.push([ord("!")])  # read after "b", refused by itself
+    assert (caught.value.token, caught.value.count) == (ord("!"), 0)
+    assert isinstance(caught.value.__cause__, IndexError)
+    with pytest.raises(UnreadableToken) as caught:
+        stream.push([*b"cd", 300, *b"ef"])
+    assert (caught.value.token, caught.value.count) == (300, 2)
+    assert stream.take(final=True) == "abcd"
 
 
 def test_an_answer_of_one_token_is_streamed():

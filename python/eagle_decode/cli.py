@@ -122,7 +122,7 @@ def generate(
     from eagle_decode.generation_config import set_fields
     from eagle_decode.models.tokenizer import chat_prompt
     from eagle_decode.sampling import SamplingParams
-    from eagle_decode.terminal import as_dict, show_stream, texts_with_progress
+    from eagle_decode.terminal import as_dict, results_with_progress, show_errors, show_stream
 
     if logprobs is not None and not as_json:
         raise ValueError("logprobs: expected --json beside it, got none")
@@ -169,16 +169,19 @@ def generate(
         typer.echo(
             json.dumps([as_dict(text, result) for text, result in zip(texts, results, strict=True)], indent=2)
         )
+        if show_errors(notes, results):
+            raise typer.Exit(1)
         return
     out = Console(highlight=False)
     if len(prompts) == 1:
-        show_stream(out, engine.tokenizer, engine.stream(prompts, sampling, speculate=speculate))
+        stream = engine.stream(prompts, sampling, speculate=speculate)
+        show_stream(out, engine.tokenizer, stream)
+        results = stream.results
     else:
-        for text, answer in zip(
-            texts, texts_with_progress(notes, engine, prompts, sampling, speculate), strict=True
-        ):
+        results = results_with_progress(notes, engine, prompts, sampling, speculate)
+        for text, result in zip(texts, results, strict=True):
             out.print(f"> {text}", markup=False)
-            out.print(answer, markup=False, soft_wrap=True)
+            out.print(result.text, markup=False, soft_wrap=True)
             out.print()
     done = engine.metrics
     notes.print(
@@ -191,6 +194,8 @@ def generate(
         style="dim",
         highlight=False,
     )
+    if show_errors(notes, results):
+        raise typer.Exit(1)
 
 
 @app.command()

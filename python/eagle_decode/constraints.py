@@ -30,6 +30,7 @@ class Constraints:
         stop_tokens: Tensor,
     ):  # fmt: skip
         self._device, self._vocab_size = stop_tokens.device, vocab_size
+        self.faults: dict[int, dict[int, Exception]] = {}  # by row and node, what its logits_mask raised
         self._whole: dict[str, Tensor] = {}
 
         def new(name: str, *shape: int, dtype: torch.dtype = torch.int32, value: float = 0) -> None:
@@ -107,6 +108,8 @@ class Constraints:
     ) -> SamplingState:
         """The state of these rows for a pass over `tree`, which has as many. requests: of each row the tokens
         emitted so far, the stop tokens, and the parameters."""
+        for row in range(rows.start, rows.stop):
+            self.faults.pop(row, None)
         fields = {name: tensor[rows] for name, tensor in self._whole.items()}
         if self._masks is not None:
             width = tree.tokens.shape[1]
@@ -123,7 +126,8 @@ class Constraints:
         for i, (output, stops, params) in enumerate(requests):
             if params.logits_mask is not None:
                 own = parents[i][: num_nodes[i]]
-                fill_masks(params.logits_mask, masks[i], output, tokens[i], own, stops)
+                faults = fill_masks(params.logits_mask, masks[i], output, tokens[i], own, stops)
+                self.faults[rows.start + i] = faults
         words = masks.shape[2]
         target = self._node_masks[rows.start * width : rows.start * width + size * width]
         return target.view(size, width, words).copy_(torch.from_numpy(masks))
@@ -141,12 +145,14 @@ def fixed_mask(params: SamplingParams, words: int) -> np.ndarray:
 def fill_masks(
     function: LogitsMask, masks: np.ndarray, output: list[int], tokens: Sequence[int],
     parents: Sequence[int], stop_tokens: frozenset[int],
-) -> None:  # fmt: skip
+) -> dict[int, Exception]:  # fmt: skip
     """Narrows masks [N, words] to what `function` allows after each node's path.
 
     A node below a token that is not allowed, or that ends the request, cannot be reached: the function is not
-    asked about it."""
+    asked about it. Where it raises, nothing is allowed; returns what it raised, by node. It ends the request
+    only if the node is reached, as in plain decoding."""
     paths: dict[int, list[int]] = {}
+    faults: dict[int, Exception] = {}
     for node, parent in enumerate(parents):
         if node == 0:
             path = list(output)
@@ -158,7 +164,12 @@ def fill_masks(
                 continue
             path = [*paths[parent], token]
         mask = np.full(masks.shape[1], -1, np.int32)
-        if function(list(path), mask) is not None:
-            raise ValueError("logits_mask: expected a function that fills the mask and returns None")
+        try:
+            if (returned := function(list(path), mask)) is not None:
+                raise ValueError(f"expected the mask filled and None returned, got {returned!r:.80}")
+        except Exception as fault:
+            masks[node], faults[node] = 0, fault
+            continue
         masks[node] &= mask
         paths[node] = path
+    return faults

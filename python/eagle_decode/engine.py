@@ -18,6 +18,7 @@ from eagle_cuda.kv_cache import compact_kv
 from eagle_cuda.sampling import Sampled, sample_tokens
 from eagle_cuda.tree import DraftTree
 from eagle_cuda.verify import Accepted, verify
+from eagle_decode import faults
 from eagle_decode.checks import check_coupling, check_head, check_shape, check_target
 from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
 from eagle_decode.generation_config import default_sampling
@@ -123,7 +124,8 @@ class Engine:
         speculate: False decodes plainly through the same kernels, with the same tokens. Without a drafter
             decoding is plain; the metrics say so.
         Raises ValueError for empty prompts, ids outside the vocabulary, prompts longer than the context, and
-        text without a tokenizer; RuntimeError where the target's logits hold no number.
+        text without a tokenizer, before anything runs. What goes wrong in a running request ends that one,
+        see `Result.error`.
         """
         stream = self.stream(prompts, sampling, speculate=speculate)
         for _ in stream:
@@ -234,19 +236,17 @@ class Engine:
         batch.budget[rows].sub_(batch.num_accepted[rows] + 1)
         batch.count(rows)
         chunks = []
-        for request, emitted in zip(batch.requests[rows], batch.read(rows), strict=True):
-            first = len(request.prompt) + len(request.tokens)
-            if request.tokens:
-                request.metrics.count_cycle(emitted.num_accepted, emitted.num_nodes)
+        for row, emitted in zip(range(rows.start, rows.stop), batch.read(rows), strict=True):
+            request, error = batch.requests[row], None
+            metrics, is_cycle = request.metrics, bool(request.tokens)
+            if emitted.speechless:
+                error = faults.speechless(request, len(emitted.tokens), emitted.raised)
+            chunk = request.commit(*emitted[:4], emitted.top, error)
+            if is_cycle:
+                metrics.count_cycle(emitted.num_accepted, emitted.num_nodes)
+                metrics.cut_tokens += emitted.num_accepted + 1 - len(chunk.tokens)
             else:
-                request.metrics.first_tokens += 1
-            chunk = request.commit(*emitted[:2], emitted.num_accepted, emitted.finished, emitted.top)
-            if emitted.num_sound < len(chunk.tokens):
-                at = first + emitted.num_sound
-                raise RuntimeError(
-                    f"request {request.index}: the target's logits for position {at} hold no number"
-                    + (" for a token that is allowed" if batch.constraints is not None else "")
-                )
+                metrics.first_tokens += len(chunk.tokens)
             if chunk.finish_reason:
                 self.metrics.add(request.metrics, seconds=False)
             chunks.append(chunk)

@@ -14,10 +14,11 @@ from torch import Tensor
 from eagle_cuda.sampling import Sampled
 from eagle_cuda.tree import DraftTree
 from eagle_cuda.verify import Accepted
+from eagle_decode import faults
 from eagle_decode.constraints import Constraints
 from eagle_decode.metrics import Metrics
 from eagle_decode.sampling import SamplingParams
-from eagle_decode.text import TextStream
+from eagle_decode.text import TextStream, UnreadableToken
 
 # The most likely tokens at one place, and their log-probabilities.
 TopLogprobs = list[tuple[int, float]]
@@ -33,7 +34,8 @@ class Result:
     logprobs: one per token, or None if not asked for. top_logprobs: of each token the n best at its place, or
         None.
     finish_reason: "stop" (stop_reason: the token id or the string), "length" (the budget or the context
-        ended), "cancelled" (Stream.cancel), or None: not ended.
+        ended), "cancelled" (Stream.cancel), "error", or None: not ended.
+    error: with the finish reason "error": why this request, and no other, could not go on, and where.
     """
 
     prompt: int  # index among the prompts
@@ -45,6 +47,7 @@ class Result:
     stop_reason: int | str | None
     metrics: Metrics
     top_logprobs: list[TopLogprobs] | None = None
+    error: str | None = None
 
 
 class Chunk(NamedTuple):
@@ -57,6 +60,7 @@ class Chunk(NamedTuple):
     logprobs: list[float] | None
     finish_reason: str | None  # with the last chunk
     top_logprobs: list[TopLogprobs] | None = None
+    error: str | None = None  # with the finish reason "error"
 
 
 @dataclass
@@ -78,6 +82,7 @@ class Request:
     text: str = ""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
     cancelled: bool = False  # ends with the next cycle
 
     @property
@@ -87,18 +92,23 @@ class Request:
 
     def commit(
         self, tokens: list[int], logprobs: list[float], num_accepted: int, finished: int,
-        top: Sequence[TopLogprobs] = (),
+        top: Sequence[TopLogprobs] = (), error: str | None = None,
     ) -> Chunk:  # fmt: skip
-        """Takes in the tokens of one cycle, the first `num_accepted` of them drafted."""
+        """Takes in the tokens of one cycle, the first `num_accepted` of them drafted. error: why no more."""
         text = None
         if self.stream is not None:
             visible = tokens[:-1] if finished == 1 else tokens
-            kept = self.stream.push(visible)
+            try:
+                kept = self.stream.push(visible)
+            except UnreadableToken as fault:
+                kept, tokens, finished = None, tokens[: fault.count], 0
+                error = faults.unreadable(self, fault)
             if kept is not None:
-                self.metrics.cut_tokens += len(tokens) - kept
                 tokens, finished = tokens[:kept], 0
                 self.finish_reason, self.stop_reason = "stop", self.stream.stopped_by
-        if finished == 1:
+        if error is not None:
+            self.finish_reason = "error"
+        elif finished == 1:
             self.finish_reason, self.stop_reason = "stop", tokens[-1]
         elif self.finish_reason is None and (finished == 2 or self.remaining <= len(tokens)):
             self.finish_reason = "length"
@@ -108,6 +118,8 @@ class Request:
                 # The last bytes, which never made a character, completed a stop string before them.
                 self.finish_reason, self.stop_reason = "stop", self.stream.stopped_by
             self.text += text
+        if self.finish_reason == "error":
+            self.error = error
         self.tokens += tokens
         kept_logprobs = logprobs[: len(tokens)] if self.params.logprobs else None
         self.logprobs += kept_logprobs or []
@@ -117,7 +129,8 @@ class Request:
         if self.params.top_logprobs:
             kept_top = [best[: self.params.top_logprobs] for best in top[: len(tokens)]]
             self.top_logprobs += kept_top
-        return Chunk(self.index, tokens, text, accepted, kept_logprobs, self.finish_reason, kept_top)
+        reason = self.finish_reason
+        return Chunk(self.index, tokens, text, accepted, kept_logprobs, reason, kept_top, self.error)
 
     def end(self, reason: str) -> Chunk:
         """Ends the request without another token; text that was held back comes out."""
@@ -138,19 +151,21 @@ class Request:
             stop_reason=self.stop_reason,
             metrics=metrics,
             top_logprobs=[*self.top_logprobs] if self.params.top_logprobs else None,
+            error=self.error,
         )
 
 
 class Emitted(NamedTuple):
-    """What one row emitted in a cycle, on the host."""
+    """What one row emitted in a cycle, on the host, before the first node that left no token to choose."""
 
     tokens: list[int]
     log_probs: list[float]
-    num_sound: int  # tokens before the first for which the logits held no number
-    num_accepted: int
+    num_accepted: int  # of the tokens, those that were drafted
     finished: int  # 0 no, 1 stop token, 2 length
     num_nodes: int
     top: list[TopLogprobs]  # per token; empty if no request of the run asked for it
+    speechless: bool  # there is such a node
+    raised: Exception | None  # by logits_mask, there
 
 
 class SamplingGroup(NamedTuple):
@@ -365,15 +380,20 @@ class Batch:
         emitted = []
         for row in range(rows.start, rows.stop):
             num_accepted, finished, num_nodes = counts[:, row].tolist()
-            at = row * self.width + paths[row, : num_accepted + 1]
-            tokens, bits, flags = choices[:, at]
+            path, raised = paths[row, : num_accepted + 1], None
+            flags = choices[2, row * self.width + path]
+            if speechless := bool(flags.any()):
+                num_accepted, finished = int(flags.argmax()), 0
+                if self.constraints is not None:
+                    raised = self.constraints.faults.get(row, {}).get(int(path[num_accepted]))
+                path = path[:num_accepted]
+            at = row * self.width + path
+            tokens, bits = choices[:2, at]
             log_probs = bits.view(np.float32).tolist()
             best: list[TopLogprobs] = []
             if top is not None:
                 ids, values = top[0, at].tolist(), top[1, at].view(np.float32).tolist()
                 best = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
-            num_sound = int(flags.argmax()) if flags.any() else len(flags)
-            emitted.append(
-                Emitted(tokens.tolist(), log_probs, num_sound, num_accepted, finished, num_nodes, best)
-            )
+            chosen = (tokens.tolist(), log_probs, num_accepted, finished, num_nodes, best)
+            emitted.append(Emitted(*chosen, speechless, raised))
         return emitted

@@ -92,21 +92,29 @@ def as_dict(prompt: str, result: Result) -> dict[str, Any]:
         "tokens": result.tokens,
         "finish_reason": result.finish_reason,
         "stop_reason": result.stop_reason,
+        **({} if result.error is None else {"error": result.error}),
         **{name: value for name, value in asked.items() if value is not None},
         "metrics": result.metrics.to_dict(),
     }
 
 
-def texts_with_progress(
+def show_errors(console: Console, results: Iterable[Result]) -> bool:
+    """Prints why requests ended that could not go on; returns whether there were any."""
+    errors = [result.error for result in results if result.error is not None]
+    for error in errors:
+        console.print(Text.assemble(("error:", "bold red"), f" {error}"), soft_wrap=True)
+    return bool(errors)
+
+
+def results_with_progress(
     console: Console, engine: Any, prompts: list, sampling: Any, speculate: bool
-) -> list[str]:
-    """Text of every prompt's answer, with a progress bar over the tokens meanwhile."""
+) -> list[Result]:
+    """The result of every prompt, with a progress bar over the tokens meanwhile."""
     from rich.progress import Progress
 
-    answers = [""] * len(prompts)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("tokens", total=len(prompts) * sampling.max_new_tokens)
-        for chunk in engine.stream(prompts, sampling, speculate=speculate):
-            answers[chunk.request] += chunk.text or ""
+        stream = engine.stream(prompts, sampling, speculate=speculate)
+        for chunk in stream:
             progress.advance(task, len(chunk.tokens))
-    return answers
+    return stream.results

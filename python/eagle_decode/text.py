@@ -8,6 +8,14 @@ from typing import Any
 _INCOMPLETE = "\ufffd"  # what decoders write for bytes that do not yet make a character
 
 
+class UnreadableToken(Exception):
+    """The tokenizer raised, which is the cause, at `token`, the first after `count` that it could read."""
+
+    def __init__(self, token: int, count: int):
+        super().__init__(token, count)
+        self.token, self.count = token, count
+
+
 class TextStream:
     """Decodes tokens as they come. `take` returns text that no later token can change.
 
@@ -27,7 +35,27 @@ class TextStream:
 
     def push(self, tokens: Sequence[int]) -> int | None:
         """Adds tokens. Returns how many of them there are up to the one that completes a stop string, None if
-        none does."""
+        none does. Raises UnreadableToken where the tokenizer raises, after adding those before that token."""
+        before = (self._begin, self._read, self._done, self._text, self.stopped_by)
+        count = len(self._tokens)
+        try:
+            return self._push(tokens)
+        except Exception as fault:
+            del self._tokens[count:]
+            self._begin, self._read, self._done, self._text, self.stopped_by = before
+            if len(tokens) == 1:
+                raise UnreadableToken(tokens[0], 0) from fault
+        # One by one, so that the same tokens are read however many came at a time.
+        for count, token in enumerate(tokens):
+            try:
+                kept = self.push([token])
+            except UnreadableToken as fault:
+                raise UnreadableToken(token, count) from fault.__cause__
+            if kept is not None:
+                return count + 1
+        return None
+
+    def _push(self, tokens: Sequence[int]) -> int | None:
         if not self._stop:
             self._tokens.extend(tokens)
             self._decode(flush=False)
