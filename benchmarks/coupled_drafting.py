@@ -10,7 +10,9 @@ do not depend on the machine's speed or load.
 Greedy text is another text, and an easier one. `--every N` therefore also puts every arm, the greedy one too,
 at every N-th token of the texts written at the highest temperature, and lets it run a single cycle there.
 
-`--taus` adds arms that soften the coupled confidence by other tau than 1.
+`--couplings` compares how much of the noise counts (`default`: what the engine takes for such a request), and
+`--taus` adds arms that soften the coupled confidence by other tau than 1. `coupling.py` measures the coupling
+alone, faster.
 """
 
 from __future__ import annotations
@@ -42,28 +44,33 @@ class Arm(NamedTuple):
     """One way to draft, at one temperature."""
 
     temperature: float
-    coupled: bool
+    coupling: float | None  # 0: the usual drafting; None: what the engine takes
     tau: float
 
     @property
     def drafting(self) -> str:
         if not self.temperature:
             return "greedy"
-        return f"coupled, tau {self.tau:g}" if self.coupled else "usual"
+        if self.coupling == 0:
+            return "usual"
+        name = "coupled" if self.coupling is None else f"coupling {self.coupling:g}"
+        return name if self.tau == 1 else f"{name}, tau {self.tau:g}"
 
 
-def arms_of(temperatures: list[float], taus: list[float]) -> list[Arm]:
-    arms = [Arm(0.0, True, 1.0)]
+def arms_of(temperatures: list[float], couplings: list[float | None], taus: list[float]) -> list[Arm]:
+    arms = [Arm(0.0, None, 1.0)]
     for temperature in temperatures:
-        arms += [Arm(temperature, False, 1.0), *(Arm(temperature, True, tau) for tau in taus)]
+        arms.append(Arm(temperature, 0.0, 1.0))
+        arms += [Arm(temperature, c, tau) for c in couplings if c != 0 for tau in taus]
     return arms
 
 
 Texts = dict[tuple[int, float, int], list[int]]  # by prompt, temperature and seed
+Engines = dict[tuple[float | None, float], Engine]  # by coupling and tau
 
 
 def measure(
-    engines: dict[tuple[bool, float], Engine], arms: list[Arm], prompts: list[list[int]], seeds: list[int],
+    engines: Engines, arms: list[Arm], prompts: list[list[int]], seeds: list[int],
     settings: dict[str, Any], console: Console,
 ) -> tuple[dict[Arm, Metrics], Texts]:  # fmt: skip
     """Every prompt once greedily, and with every seed above temperature 0: counts, and what was written."""
@@ -79,7 +86,9 @@ def measure(
                 for seed in seeds if arm.temperature else [0]:
                     progress.update(task, description=f"prompt {i + 1}: T {arm.temperature:g} {arm.drafting}")
                     sampling = SamplingParams(temperature=arm.temperature, seed=seed, **settings)
-                    (result,) = engines[arm.coupled, arm.tau].generate([prompt], sampling)
+                    (result,) = engines[arm.coupling, arm.tau].generate([prompt], sampling)
+                    if result.error is not None:
+                        raise RuntimeError(result.error)
                     if texts.setdefault((i, arm.temperature, seed), result.tokens) != result.tokens:
                         raise AssertionError(f"prompt {i + 1}, {arm}, seed {seed}: another text")
                     totals[arm].add(result.metrics)
@@ -88,7 +97,7 @@ def measure(
 
 
 def measure_cycles(
-    engines: dict[tuple[bool, float], Engine], arms: list[Arm], prompts: list[list[int]], texts: Texts,
+    engines: Engines, arms: list[Arm], prompts: list[list[int]], texts: Texts,
     every: int, settings: dict[str, Any], console: Console,
 ) -> dict[Arm, Metrics]:  # fmt: skip
     """One cycle of every arm at every `every`-th token of the texts of the highest temperature."""
@@ -102,7 +111,7 @@ def measure_cycles(
             for at in range(0, len(text) - 1, every):
                 for arm in arms:
                     sampling = SamplingParams(temperature=arm.temperature, seed=seed, **settings)
-                    stream = engines[arm.coupled, arm.tau].stream([prompts[i] + text[:at]], sampling)
+                    stream = engines[arm.coupling, arm.tau].stream([prompts[i] + text[:at]], sampling)
                     next(stream)  # the prompt's pass emits the cycle's root
                     chunk = next(stream, None)
                     if chunk is not None:
@@ -119,7 +128,7 @@ def summarise(totals: dict[Arm, Metrics]) -> list[dict[str, Any]]:
     greedy = next(metrics for arm, metrics in totals.items() if not arm.temperature)
     rows = []
     for arm, metrics in totals.items():
-        usual = totals.get(Arm(arm.temperature, False, 1.0), metrics)
+        usual = totals.get(Arm(arm.temperature, 0.0, 1.0), metrics)
         accepted = metrics.accepted_tokens / metrics.cycles
         accepted_usual = usual.accepted_tokens / usual.cycles
         rows.append(
@@ -159,8 +168,12 @@ def show(console: Console, title: str, rows: list[dict[str, Any]], caption: str)
     console.print(table(title, columns, cells, caption=caption))
 
 
-def numbers(kind: type) -> Any:
+def numbers(kind: Any) -> Any:
     return lambda text: [kind(item) for item in text.split(",")]
+
+
+def coupling_of(text: str) -> float | None:
+    return None if text == "default" else float(text)
 
 
 def main() -> None:
@@ -174,6 +187,12 @@ def main() -> None:
         "--temperatures", type=numbers(float), default=[0.3, 0.7, 1.0], help="comma-separated"
     )
     parser.add_argument("--seeds", type=numbers(int), default=[0, 1, 2], help="comma-separated")
+    parser.add_argument(
+        "--couplings", type=numbers(coupling_of), default=[None], help="comma-separated numbers, or `default`"
+    )
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--min-p", type=float, default=0.0)
     parser.add_argument("--taus", type=numbers(float), default=[1.0], help="comma-separated")
     parser.add_argument("--every", type=int, default=8, help="tokens between two single cycles; 0: none")
     parser.add_argument("--tree", type=parse_trees, default=[Tree(32, 6, 8)], help="nodes:levels:top_k")
@@ -186,20 +205,21 @@ def main() -> None:
         checkpoint = target.checkpoint
         prompts = [chat_prompt(tokenizer, text) for text in read_prompts(chosen.prompts, chosen.num_prompts)]
         head = load_head(chosen.head, target_config=checkpoint.config, target_tensors=checkpoint.tensors)
-        arms = arms_of(chosen.temperatures, chosen.taus)
+        arms = arms_of(chosen.temperatures, chosen.couplings, chosen.taus)
         (tree,) = chosen.tree
         room = max(map(len, prompts)) + chosen.max_new_tokens + tree.levels + 2
         engines = {
-            (coupled, tau): Engine(
+            (coupling, tau): Engine(
                 target, head, levels=tree.levels, draft_top_k=tree.top_k, max_nodes=tree.nodes, max_batch=1,
-                max_length=room, coupled=coupled, tau=tau,
+                max_length=room, coupling=coupling, tau=tau,
             )
-            for coupled, tau in {(arm.coupled, arm.tau) for arm in arms}
+            for coupling, tau in {(arm.coupling, arm.tau) for arm in arms}
         }  # fmt: skip
     settings = {
         "max_new_tokens": chosen.max_new_tokens,
         "stop_token_ids": stop_token_ids(tokenizer, checkpoint.config),
-    }
+        "top_k": chosen.top_k, "top_p": chosen.top_p, "min_p": chosen.min_p,
+    }  # fmt: skip
     totals, texts = measure(engines, arms, prompts, chosen.seeds, settings, console)
     rows = summarise(totals)
     caption = f"{len(prompts)} prompts, {len(chosen.seeds)} seeds, {tree.name}"
@@ -218,6 +238,7 @@ def main() -> None:
                 "seeds": chosen.seeds,
                 "prompts": len(prompts),
                 "max_new_tokens": chosen.max_new_tokens,
+                "truncation": {name: settings[name] for name in ("top_k", "top_p", "min_p")},
                 "every": chosen.every,
                 "free_running": rows,
                 "single_cycles": cycles,

@@ -153,6 +153,8 @@ class _Times:
 def engine_decoder(engine: Engine, sampling: SamplingParams, speculate: bool) -> Callable[[list[int]], Run]:
     def decode(prompt: list[int]) -> Run:
         (result,) = engine.generate([prompt], sampling, speculate=speculate)
+        if result.error is not None:
+            raise RuntimeError(result.error)
         return Run(result.tokens, result.metrics.decode_seconds, result.metrics)
 
     return decode

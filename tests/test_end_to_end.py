@@ -99,19 +99,45 @@ def test_drafting_is_compared_along_the_same_texts(folders, coupling, prompts, m
     target, head = folders
     arguments = ["--target", target, "--head", head, "--prompts", prompts, "--num-prompts", "2"]
     arguments += ["--max-new-tokens", "12", "--temperatures", "0.7,1", "--seeds", "3,4", "--taus", "1,1.5"]
+    arguments += ["--couplings", "default,0,0.5", "--top-p", "0.9"]
     arguments += ["--tree", "8:4:4", "--every", "5", "--json", str(tmp_path / "out.json")]
     monkeypatch.setattr(sys, "argv", ["coupled_drafting.py", *arguments])
     coupling.main()
     figures = json.loads((tmp_path / "out.json").read_text())["results"]
     rows = figures["free_running"]
-    hot = ["usual", "coupled, tau 1", "coupled, tau 1.5"]
+    hot = ["usual", "coupled", "coupled, tau 1.5", "coupling 0.5", "coupling 0.5, tau 1.5"]
     assert [(row["temperature"], row["drafting"]) for row in rows] == [
         (0.0, "greedy"), *((0.7, arm) for arm in hot), *((1.0, arm) for arm in hot)
     ]  # fmt: skip
-    assert [row["tokens"] for row in rows] == [24] + [48] * 6
+    assert [row["tokens"] for row in rows] == [24] + [48] * 10
     cycles = figures["single_cycles"]
     assert [row["drafting"] for row in cycles] == ["greedy", *hot]
     assert {row["cycles"] for row in cycles} == {2 * 2 * 3}  # at tokens 0, 5 and 10 of four texts
+
+
+def test_couplings_are_compared_at_the_same_places(folders, prompts, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    benchmark = importlib.import_module("coupling")
+    target, head = folders
+    arguments = ["--target", target, "--head", head, "--prompts", prompts, "--num-prompts", "2"]
+    arguments += ["--max-new-tokens", "20", "--temperatures", "0,1", "--couplings", "0,0.5,1", "--every", "4"]
+    arguments += ["--trees", "8:4:4", "--batch", "3", "--json", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", ["coupling.py", *arguments])
+    benchmark.main()
+    rows = json.loads((tmp_path / "out.json").read_text())["results"]["rows"]
+    assert [(row["temperature"], row["truncation"]) for row in rows] == [
+        (t, name) for t in (0, 1) for name in ("min-p 0.05", "none", "top-k 20", "top-p 0.9", "truncated")
+    ]
+    for row in rows:
+        figures = row["tokens_per_cycle"]
+        assert list(figures) == ["0.0", "0.5", "1.0"]
+        assert all(1 <= figure <= 5 for figure in figures.values())
+        assert row["temperature"] == 1 or len(set(figures.values())) == 1
+    assert {row["cycles"] for row in rows if row["truncation"] != "truncated"} <= set(range(4, 9))
+
+    tree = benchmark.Drafted(None, 1.0, 0, 2, [5, 7, 8, 7, 9], [-1, 0, 0, 2, 3])
+    for text, tokens in {(1, 5, 6): 1, (1, 5, 7, 7): 2, (1, 5, 8, 7, 9, 4): 4, (1, 5, 8, 7): 2}.items():
+        assert tree.tokens_of_cycle(list(text)) == tokens
 
 
 def test_another_text_is_an_error(folders, coupling, prompts, monkeypatch):
@@ -120,7 +146,7 @@ def test_another_text_is_an_error(folders, coupling, prompts, monkeypatch):
 
     def one_wrong(engine, *arguments, **options):
         (result,) = generate(engine, *arguments, **options)
-        result.tokens[-1] += not engine.drafter._coupled
+        result.tokens[-1] += engine.drafter._coupling == 0
         return [result]
 
     monkeypatch.setattr(coupling.Engine, "generate", one_wrong)
@@ -139,7 +165,7 @@ def test_ratios_of_drafting(coupling):
             made.count_cycle(length, 8)
         return made
 
-    greedy, usual, coupled = coupling.arms_of([1.0], [1.0])
+    greedy, usual, coupled = coupling.arms_of([1.0], [None], [1.0])
     rows = coupling.summarise({greedy: counts(2, 2), usual: counts(0, 1), coupled: counts(2, 1)})
     assert [row["tokens_per_cycle"] for row in rows] == [3.0, 1.5, 2.5]
     assert rows[2]["of_greedy"] == pytest.approx(2.5 / 3)
