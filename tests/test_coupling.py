@@ -119,11 +119,10 @@ def test_none_of_it_is_the_usual_draft(target, head, monkeypatch):
 
 
 def test_defaults():
-    for off in ({}, {"top_k": 0}, {"top_k": -1}, {"banned_tokens": 3}, {"repetition_penalty": 1.2}):
-        assert default_coupling(SamplingParams(temperature=1.0, **off)) == default_coupling(SamplingParams())
-    plain = default_coupling(SamplingParams())
-    for truncated in ({"top_k": 1}, {"top_p": 0.99}, {"min_p": 0.01}):
-        assert 0 < default_coupling(SamplingParams(temperature=1.0, **truncated)) < plain < 1
+    for usual in ({}, {"top_k": 0}, {"top_k": -1}, {"top_p": 0.9}, {"banned_tokens": 3}):
+        assert default_coupling(SamplingParams(temperature=1.0, **usual)) == 0.8
+    for truncated in ({"top_k": 1}, {"min_p": 0.01}, {"top_k": 40, "top_p": 0.95}):
+        assert default_coupling(SamplingParams(temperature=1.0, **truncated)) == 0.6
 
 
 @pytest.mark.parametrize(
