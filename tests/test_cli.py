@@ -236,16 +236,20 @@ def test_demo_compares_and_says_so(folders, monkeypatch):
 
 def test_comparison_is_identical_only_if_every_run_is():
     class Same:
-        tokens = (1, 2, 3)
+        error = None
 
     class Other:
-        tokens = (1, 2, 4)
+        error = None
+
+    class Failed:
+        tokens, error = [1, 2, 3], "request 0: ..."
 
     assert Comparison("", [1, 2, 3], [], []).streamed == [1, 2, 3]
     Same.tokens, Other.tokens = [1, 2, 3], [1, 2, 4]
     assert Comparison("", [1, 2, 3], [Same, Same], [Same]).identical
     assert not Comparison("", [1, 2, 3], [Same, Other], [Same]).identical
     assert not Comparison("", [1, 2, 3], [Same], [Same, Other]).identical
+    assert not Comparison("", [1, 2, 3], [Same], [Failed]).identical
 
 
 CHUNKS = [

@@ -44,8 +44,9 @@ class Comparison:
 
     @property
     def identical(self) -> bool:
-        """Every run gave the very tokens that were streamed."""
-        return all(result.tokens == self.streamed for result in (*self.plain, *self.speculative))
+        """Every run gave the very tokens that were streamed, and none failed."""
+        runs = (*self.plain, *self.speculative)
+        return all(result.tokens == self.streamed and result.error is None for result in runs)
 
     @property
     def tokens_per_cycle(self) -> float:

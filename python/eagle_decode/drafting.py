@@ -174,8 +174,8 @@ class HeadDrafter:
 
 
 def default_coupling(params: SamplingParams) -> float:
-    """The coupling measured to be best for such a request: less of the noise where the tail, which it lifts, is
-    cut off (docs/coupled_drafting.md)."""
+    """The coupling measured to be best for such a request: less where the tail, which noise lifts, is cut off
+    (docs/coupled_drafting.md)."""
     return 0.6 if params.top_k > 0 or params.min_p > 0 else 0.8
 
 
