@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,16 +176,32 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     )
 
 
+def on_a_gpu(config: pytest.Config) -> bool:
+    """Whether the ops run on copies on a GPU, or with tests/gpu/rehearsal.py on the CPU in its place."""
+    return config.getoption("--backend") == "cuda" or config.pluginmanager.hasplugin("gpu.rehearsal")
+
+
+def runs(config: pytest.Config) -> tuple[str, Callable[[str], int]] | None:
+    """What an op owes to a test that names it, and how often it has done so in this process."""
+    if SIMULATOR in config.stash:
+        return "a launch under the emulator", config.stash[SIMULATOR].launches
+    if on_a_gpu(config):
+        import on_device
+
+        return "a call on the device", on_device.calls.__getitem__
+    return None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Under the emulator, a passed test must have launched every op it names: one that ran on the CPU's
+    """Where CUDA kernels run, a passed test must have run every op it names: one that ran on the CPU's
     kernels proves nothing."""
-    simulator = item.config.stash.get(SIMULATOR, None)
-    before = {} if simulator is None else {op: simulator.launches(op) for op in ops_of(item)}
+    wanted = runs(item.config)
+    before = {op: wanted[1](op) for op in ops_of(item)} if wanted else {}
     result = yield
-    for op, launches in before.items():
-        if simulator.launches(op) == launches:
-            pytest.fail(f"{op}: expected a launch under the emulator, got none", pytrace=False)
+    for op, count in before.items():
+        if wanted[1](op) == count:
+            pytest.fail(f"{op}: expected {wanted[0]}, got none", pytrace=False)
     return result
 
 
@@ -212,10 +228,24 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def simulator(request: pytest.FixtureRequest) -> Any:
-    """The emulator (tests/simulator.py), for tests of its counters: skips where it does not run."""
+    """The emulator (tests/simulator.py), for tests of its counters: skips where it does not run. What else a
+    test has to say of the kernels it says with `kernels`, or no GPU will ever see it."""
     if SIMULATOR not in request.config.stash:
         pytest.skip("counts under --backend simt only")
     return request.config.stash[SIMULATOR]
+
+
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest) -> Any:
+    """For tests of CUDA kernels against each other, which look at counters in passing where `kernels.counts`:
+    the emulator, or a GPU (tests/simulator.py). Skips on the CPU backend."""
+    if SIMULATOR in request.config.stash:
+        return request.config.stash[SIMULATOR]
+    if not on_a_gpu(request.config):
+        pytest.skip("the CPU backend has no such kernels")
+    from simulator import Gpu
+
+    return Gpu()
 
 
 @pytest.fixture

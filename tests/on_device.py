@@ -12,7 +12,7 @@ import contextlib
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 
 from tools.ptxas_report import cuda_sources
 
-calls: Counter[str] = Counter()  # by op: calls that ran on copies
+calls: Counter[str] = Counter()  # by op: calls that ran on copies, or on tensors of the device itself
 _on_cpu: list[bool] = []
 
 
@@ -98,13 +98,25 @@ WORKSPACES: dict[str, Callable[[Any, list[Any]], int]] = {
 }
 
 
+def stands_on(device: str, values: Iterable[Any]) -> bool:
+    """Whether there is a tensor of the device among the arguments; the CPU's say nothing."""
+    return device != "cpu" and any(
+        stands_on(device, value) if isinstance(value, (list, tuple)) else value.device.type == device
+        for value in values
+        if isinstance(value, (list, tuple, torch.Tensor))
+    )
+
+
 def on(device: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` on copies on `device`."""
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> Any:
+        there = stands_on(device, (*args, *options.values()))
         if _on_cpu:
-            return function(*args, **options)
+            result = function(*args, **options)
+            calls[name] += there
+            return result
         copies = Copies(device)
         args = [copies.to_device(value) for value in args]
         options = {key: copies.to_device(value) for key, value in options.items()}
@@ -112,9 +124,8 @@ def on(device: str, name: str, function: Callable[..., Any]) -> Callable[..., An
             size = WORKSPACES[name](sys.modules["eagle_cuda._C"], args)
             args[-1] = torch.empty(size, dtype=torch.uint8, device=device)
         result = function(*args, **options)
-        if len(copies):
-            calls[name] += 1
-            copies.to_host()
+        calls[name] += there or len(copies) > 0
+        copies.to_host()
         return result
 
     return run

@@ -54,8 +54,25 @@ class Traffic(NamedTuple):
         return min(self.bytes, 32 * self.units)
 
 
+class Gpu:
+    """In the place of a Simulator where the kernels run on a GPU: nothing is counted, and it is the one
+    device that there is."""
+
+    counts = False
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        yield None
+
+    @contextlib.contextmanager
+    def device(self, **_: int) -> Iterator[None]:
+        yield
+
+
 class Simulator:
     """Handle on the emulator inside the extension at `path`, which must be imported already."""
+
+    counts = True
 
     def __init__(self, path: str | Path):
         self._library = ctypes.CDLL(str(path))

@@ -45,6 +45,12 @@ def test_counts(simulator):
     assert two.global_store_bytes == 2 * one.global_store_bytes
     assert "verify.cu" in simulator.traffic_table()
 
+@pytest.mark.op("verify")
+def test_looks_at_counters_in_passing(kernels):
+    with kernels.device(multiprocessors=1), kernels.counting() as counters:
+        walk()
+    assert counters.launches == 1 if kernels.counts else counters is None
+
 @pytest.mark.op("linear")
 def test_another_device(simulator):
     x, weight = torch.ones(2, 256), pack_weight(torch.ones(256, 256))
@@ -87,14 +93,28 @@ def test_the_emulated_backend_runs_what_is_named_and_nothing_else(flavour, tmp_p
     except pytest.UsageError as error:
         pytest.skip(str(error))
     done = run(tmp_path, "--backend", "simt", "--simt", flavour, "--seed", "3")
-    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
     assert "2 failed" in done.stdout
     assert "1 deselected" in done.stdout
     assert "compact_kv: expected a launch under the emulator, got none" in done.stdout
     assert "FAILED test_inner.py::test_launches_a_part_of_it" in done.stdout
     assert "FAILED test_inner.py::test_fails_anyhow" in done.stdout
     assert f"emulator: simt {flavour}, seed 3, preempt 0" in done.stdout
-    assert "5 tests name the ops whose kernels they run; left out: 1 others" in done.stdout
+    assert "6 tests name the ops whose kernels they run; left out: 1 others" in done.stdout
+
+
+def test_a_gpu_runs_what_is_named_and_counts_nothing(tmp_path):
+    done = run(tmp_path, "-p", "gpu.rehearsal")
+    assert "2 failed, 2 passed, 2 skipped" in done.stdout, done.stdout + done.stderr
+    assert "compact_kv: expected a call on the device, got none" in done.stdout
+    for name in ("launches_what_it_names", "looks_at_counters_in_passing"):
+        assert f"PASSED test_inner.py::test_{name}" in done.stdout
+
+
+def test_a_cpu_has_no_kernels_to_compare(tmp_path):
+    done = run(tmp_path)
+    assert "the CPU backend has no such kernels" in done.stdout, done.stdout + done.stderr
+    assert "1 failed, 3 passed, 3 skipped" in done.stdout
 
 
 def test_what_is_not_built_is_asked_for(tmp_path):

@@ -1,6 +1,7 @@
 """The draft phase in one launch where it is easy to get wrong: requests that are absent or want no node,
 full caches, NaN, memory that holds garbage, products whose rings differ. Against the same phases as launches
-of their own, which a path of 65 rows takes.
+of their own, which a path of 65 rows takes. A GPU has the blocks that it has, whatever is asked of the
+emulator.
 """
 
 from __future__ import annotations
@@ -56,14 +57,15 @@ class Step:
         )
         return tree, [(cache.k.clone(), cache.v.clone()) for cache in self.rig.caches]
 
-    def compare(self, simulator, **options):
+    def compare(self, kernels, **options):
         """Trees and committed rows of one launch and of many."""
-        with simulator.counting() as one:
+        with kernels.counting() as one:
             tree, caches = self.run(**options)
-        with simulator.counting() as many:
+        with kernels.counting() as many:
             other, other_caches = self.run(MANY, **options)
-        assert one.launches == 1
-        assert many.launches > 10
+        if kernels.counts:
+            assert one.launches == 1
+            assert many.launches > 10
         for mine, theirs in zip(tree, other):
             assert_same_bits(mine, theirs)
         for mine, theirs in zip(caches, other_caches):
@@ -78,27 +80,28 @@ GROW: dict[str, Any] = {"top_k": 4, "levels": 3, "max_nodes": 24}
 
 
 @pytest.mark.op("draft")
-def test_requests_that_are_absent_or_want_no_node(simulator):
+def test_requests_that_are_absent_or_want_no_node(kernels):
     step = Step(EAGLE3, [20, 3, 9, 40, 5], [2, -1, 0, 3, -1])
-    tree = step.compare(simulator, **GROW, node_limit=int32(0, 24, 1, 2, 0))
+    tree = step.compare(kernels, **GROW, node_limit=int32(0, 24, 1, 2, 0))
     assert tree.num_nodes.tolist() == [0, 0, 1, 2, 0]
-    tree = step.compare(simulator, **GROW, node_limit=int32(99, 5, -3, 24, 1))
+    tree = step.compare(kernels, **GROW, node_limit=int32(99, 5, -3, 24, 1))
     assert tree.num_nodes.tolist() == [24, 0, 0, 24, 0]
 
 
 @pytest.mark.op("draft")
-def test_a_batch_without_anybody(simulator):
+def test_a_batch_without_anybody(kernels):
     """Its caches stay as they are, and no level is grown for it."""
     step = Step(EAGLE1, [20, 3], [-1, -1])
-    with simulator.counting() as short:
+    with kernels.counting() as short:
         tree, caches = step.run(**GROW)
-    with simulator.counting() as long:
+    with kernels.counting() as long:
         step.run(**GROW | {"levels": 9})
     assert tree.num_nodes.tolist() == [0, 0]
     for (k, v), (k_before, v_before) in zip(caches, step.caches):
         assert_same_bits(k, k_before)
         assert_same_bits(v, v_before)
-    assert long.barriers == short.barriers
+    if kernels.counts:
+        assert long.barriers == short.barriers
 
 
 @pytest.mark.op("draft")
@@ -111,24 +114,24 @@ def test_a_batch_without_anybody(simulator):
     ],
     ids=["64 rows", "chains", "1056 candidates"],
 )
-def test_the_largest_and_the_smallest_beams(head, batch, options, simulator):
+def test_the_largest_and_the_smallest_beams(head, batch, options, kernels):
     step = Step(head, [(29 * b) % 50 + 1 for b in range(batch)], [b % 3 for b in range(batch)])
-    tree = step.compare(simulator, **options)
+    tree = step.compare(kernels, **options)
     assert int(tree.num_nodes.min()) > 1
 
 
 @pytest.mark.op("draft")
 @pytest.mark.parametrize("left", [0, 2, 9])
 @pytest.mark.parametrize("paged", [16, 0])
-def test_a_full_cache(left, paged, simulator):
+def test_a_full_cache(left, paged, kernels):
     """The path, or the beam, has no row any more: it attends to what there is."""
     step = Step(EAGLE3, [32 - left, 11], [3, 2], paged=paged, capacity=32)
-    step.compare(simulator, **GROW)
+    step.compare(kernels, **GROW)
 
 
 @pytest.mark.op("draft")
 @pytest.mark.parametrize("weight", ["lm_head.weight", "midlayer.mlp.down_proj.weight", "fc.weight"])
-def test_weights_that_are_not_numbers(weight, simulator, monkeypatch):
+def test_weights_that_are_not_numbers(weight, kernels, monkeypatch):
     """A NaN in one row of a weight, in all of it, or infinities."""
     whole = draft_rig.random_head
 
@@ -139,11 +142,11 @@ def test_weights_that_are_not_numbers(weight, simulator, monkeypatch):
         return config, tensors
 
     monkeypatch.setattr(draft_rig, "random_head", poisoned)
-    Step(EAGLE3, [20, 3], [2, 0]).compare(simulator, **GROW)
+    Step(EAGLE3, [20, 3], [2, 0]).compare(kernels, **GROW)
 
 
 @pytest.mark.op("draft")
-def test_what_one_request_holds_is_nothing_to_the_others(simulator):
+def test_what_one_request_holds_is_nothing_to_the_others(kernels):
     """NaN in every feature of a request, and in all rows that nobody has written."""
     step = Step(EAGLE31, [20, 3, 37], [2, 0, 1])
     clean, _ = step.run(**GROW)
@@ -153,14 +156,14 @@ def test_what_one_request_holds_is_nothing_to_the_others(simulator):
         for b, length in enumerate(step.rig.lengths.tolist()):
             rows[step.rig.rows_of(b)[:length].unbind(1)] = False
         k[rows] = v[rows] = float("nan")
-    tree = step.compare(simulator, **GROW)
+    tree = step.compare(kernels, **GROW)
     for mine, theirs in zip(tree, clean):
         assert_same_bits(mine[::2], theirs[::2])
     assert tree.num_nodes[1] == 1
 
 
 @pytest.mark.op("draft")
-def test_a_workspace_may_hold_anything(simulator):
+def test_a_workspace_may_hold_anything(kernels):
     """The second cycle finds what the first left, the third garbage."""
     step = Step(EAGLE1, [20, 3], [2, 0])
     want, _ = step.run(**GROW)
@@ -175,21 +178,21 @@ def test_a_workspace_may_hold_anything(simulator):
 @pytest.mark.unchecked
 @pytest.mark.op("draft")
 @pytest.mark.parametrize("blocks", [1, 8])
-def test_long_prefixes(blocks, simulator):
+def test_long_prefixes(blocks, kernels):
     """By one block several groups of 2048 positions, folded as they come; by more, chunks."""
     wide = ("eagle3", {"head_dim": 128, "qk_norm": True})
     step = Step(wide, [4500, 300], [1, 0], paged=0)
-    with simulator.device(multiprocessors=blocks):
-        step.compare(simulator, **GROW | {"levels": 2})
+    with kernels.device(multiprocessors=blocks):
+        step.compare(kernels, **GROW | {"levels": 2})
 
 
 @pytest.mark.unchecked
 @pytest.mark.op("draft")
 @pytest.mark.parametrize("blocks", [1, 3])
-def test_products_of_different_rings(blocks, simulator):
+def test_products_of_different_rings(blocks, kernels):
     """Some products have 16 row tiles a block and a ring of 6 places, which is gone round an odd number of
     times, the next one a few tiles and a longer ring."""
     wide = ("eagle3", {"hidden": 512, "inner": 320})
     step = Step(wide, [20], [1])
-    with simulator.device(multiprocessors=blocks):
-        step.compare(simulator, **GROW | {"levels": 2})
+    with kernels.device(multiprocessors=blocks):
+        step.compare(kernels, **GROW | {"levels": 2})

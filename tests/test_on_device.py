@@ -114,6 +114,22 @@ def test_what_is_not_copied():
     assert on_device.calls["op"] == before + 1
 
 
+def test_tensors_of_the_device_count_too():
+    """As in a captured graph; other tensors do not, where nothing is copied."""
+    op = on_device.on("meta", "op", lambda *args, **options: None)
+    there, here = torch.zeros(3, device="meta"), torch.zeros(3)
+    with on_device.on_cpu():
+        before = on_device.calls["op"]
+        op(here, [here], None, x=here)
+        run(lambda t: None, here)
+        assert on_device.calls["op"] == before
+        for args, options in (((there,), {}), ((3, [[there]]), {}), ((), {"x": there}), ((here, there), {})):
+            op(*args, **options)
+        assert on_device.calls["op"] == before + 4
+    op(there)
+    assert on_device.calls["op"] == before + 5
+
+
 def test_one_copy_of_each_memory():
     copies = Copies("cpu")
     words = torch.zeros(8)
