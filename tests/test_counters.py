@@ -15,14 +15,17 @@ import pytest
 import torch
 
 import eagle_cuda
+import on_device
 from attention_requests import build_cache, random_request, random_tree
+from draft_rig import HEADS, Rig
 from eagle_cuda.attention import append_kv, rope_table, tree_attention
 from eagle_cuda.kv_cache import KVCache, compact_kv
-from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm
-from eagle_cuda.sampling import sample_tokens
+from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm, unpack_weight
+from eagle_cuda.sampling import gumbel_noise, sample_tokens
 from eagle_cuda.tree import build_tree, empty_candidates, expand_tree, retrieve_indices, tree_from_parents
 from eagle_cuda.verify import verify, verify_rejection
 from reference.attention import ancestors, mask_words
+from traffic import packed_bytes
 
 COMPILER = "GNU 12.2.0"  # of SHARED: what it keeps in registers does not show as a shared access
 
@@ -147,6 +150,39 @@ def head():
     return lambda: lm_head_topk(x.bfloat16(), packed, 10)
 
 
+WEIGHT = (96, 512)
+
+
+def pack(weight_format: str):
+    weight = torch.randn(WEIGHT, generator=torch.Generator().manual_seed(1)).bfloat16()
+    return lambda: pack_weight(weight, weight_format)
+
+
+def unpack():
+    packed = pack("bf16")()
+    return lambda: unpack_weight(packed)
+
+
+def noise():
+    seeds, positions = torch.arange(3), int32([5, 6, 7])
+    return lambda: gumbel_noise(seeds, positions, 1031)
+
+
+def prompt():
+    """40 rows of three requests by EAGLE-3's head."""
+    rig = Rig.random(HEADS[1], torch.bfloat16, batch=3, paged=16)
+    offsets = [0, 9, 39, 40]
+    rows = rig.pairs(offsets[-1])
+    return lambda: rig.extend(*rows, offsets)
+
+
+def phase():
+    """EAGLE-3's head for one request with 8 rows, which has accepted its root: three levels of 4."""
+    rig = Rig.random(HEADS[1], torch.bfloat16, paged=16)
+    rows = rig.fill([9])
+    return lambda: rig.draft_rows(*rows, max_nodes=60, top_k=4, levels=3)
+
+
 CASES = {
     "append_kv": append,
     "tree_attention": attend,
@@ -160,7 +196,21 @@ CASES = {
     "verify_rejection": reject,
     "compact_kv": compact,
     "sample_tokens": greedy,
+    "gumbel_noise": noise,
+    "pack_weight": lambda: pack("bf16"),
+    "pack_weight, fp8": lambda: pack("fp8"),
+    "pack_weight, int4": lambda: pack("int4"),
+    "unpack_weight": unpack,
+    "extend_draft": prompt,
+    "draft": phase,
 }
+
+
+def op_of(name: str) -> str:
+    return name.partition(",")[0]
+
+
+NAMES = [pytest.param(name, marks=pytest.mark.op(op_of(name))) for name in CASES]
 GLOBAL = ("global_load_bytes", "global_store_bytes", "barriers")
 SECTORS = ("global_load_sectors", "global_store_sectors")
 SHARED = (
@@ -189,6 +239,37 @@ EXPECTED = {
     "verify_rejection": [(531532, 60, 23), (16207, 11), (410, 410, 367, 367, 2240, 0)],
     "compact_kv": [(34032, 32768, 4), (1044, 1024), (272, 272, 8, 8, 8, 0)],
     "sample_tokens": [(64020, 12, 7), (2005, 3), (240, 240, 37, 37, 288, 0)],
+    "gumbel_noise": [(9288, 12372, 0), (50, 1572), (0, 0, 0, 0, 0, 0)],
+    "pack_weight": [(98304, 98304, 0), (6144, 3072), (0, 0, 0, 0, 0, 0)],
+    "pack_weight, fp8": [(196608, 49536, 0), (6144, 3168), (0, 0, 0, 0, 480, 0)],
+    "pack_weight, int4": [(98304, 26112, 0), (6144, 2304), (0, 0, 0, 0, 3840, 0)],
+    "unpack_weight": [(98304, 98304, 0), (3072, 6144), (0, 0, 0, 0, 0, 0)],
+    "extend_draft": [(1016312, 121784, 542), (25476, 5453), (23932, 23876, 10306, 10306, 3908, 0)],
+    "draft": [(548044, 32272, 683), (14477, 1434), (85216, 85143, 9373, 9349, 5708, 233)],
+}
+
+ELEMENTS = WEIGHT[0] * WEIGHT[1]
+LAYER = packed_bytes((512, 64), (32, 256), (96, 32), (32, 48))  # of HEADS[1]
+FC, LM_HEAD = packed_bytes((32, 96)), packed_bytes((40, 32))
+FEATURES, EMBEDDING, HIDDEN, KEY_AND_VALUE = 2 * 96, 2 * 32, 2 * 32, 2 * 2 * 2 * 64
+# (bytes that must be loaded, bytes that must be stored); how many times both together are moved at most.
+LEAST = {
+    "gumbel_noise": ((3 * (8 + 4), 3 * 4 * 1031), 1.13),  # every warp asks for a seed and a position
+    "pack_weight": ((2 * ELEMENTS, 2 * ELEMENTS), 1.0),
+    # A row once for its scale, once for its codes.
+    "pack_weight, fp8": ((2 * ELEMENTS, ELEMENTS + 4 * WEIGHT[0]), 1.67),
+    "pack_weight, int4": ((2 * ELEMENTS, ELEMENTS // 2 + 2 * ELEMENTS // 64), 1.0),
+    "unpack_weight": ((2 * ELEMENTS, 2 * ELEMENTS), 1.0),
+    # Beside weights as small as these, it is mostly what one launch leaves for the next, x for every block.
+    "extend_draft": ((FC + LAYER + 40 * FEATURES, 40 * (KEY_AND_VALUE + HIDDEN)), 6.8),
+    # Weights once a level; of the cache, the rows of phases before, by the path and by two beams.
+    "draft": (
+        (
+            FC + 3 * (LAYER + LM_HEAD) + FEATURES + 9 * EMBEDDING + (8 + 9 + 13) * KEY_AND_VALUE,
+            9 * KEY_AND_VALUE + 4 * (60 * 8 + 1),
+        ),
+        1.44,
+    ),
 }
 
 
@@ -200,16 +281,27 @@ def measure(name: str, simulator) -> list[tuple[int, ...]]:
     return [tuple(figures[key] for key in keys) for keys in (GLOBAL, SECTORS, SHARED)]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.op(name)) for name in CASES])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_typical_case_costs_what_it_did(name, simulator):
     expected, measured = EXPECTED[name], measure(name, simulator)
+    sites = [site for site in simulator.traffic() if site.memory == "global"]
     assert measured[0] == expected[0], f"{name}: {dict(zip(GLOBAL, measured[0]))}"
     assert all(m <= e for m, e in zip(measured[1], expected[1])), f"{name}: {dict(zip(SECTORS, measured[1]))}"
     if simulator.checked and eagle_cuda.build_info()["compiler"] == COMPILER:
         assert measured[2] == expected[2], f"{name}: {dict(zip(SHARED, measured[2]))}"
+    if name in LEAST:
+        least, times = LEAST[name]
+        moved = [sum(site.moved for site in sites if site.access == a) for a in ("load", "store")]
+        assert least[0] <= moved[0], f"{name}: {moved}"
+        assert least[1] <= moved[1], f"{name}: {moved}"
+        assert sum(moved) <= times * sum(least), f"{name}: {moved}"
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.op(name)) for name in CASES])
+def test_every_op_with_a_kernel_has_a_case():
+    assert {op_of(name) for name in CASES} == set(on_device.ops_with_kernels())
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_shared_memory_has_few_bank_conflicts(name, simulator):
     if not simulator.checked:
         pytest.skip("shared memory is counted in checked builds")
