@@ -15,7 +15,7 @@ import torch
 
 from compare import assert_same_bits
 from draft_rig import HEADS, Rig
-from traffic import ROWS, WEIGHTS, bytes_moved
+from traffic import ROWS, WEIGHTS, bytes_moved, packed_bytes
 
 THREADS = 256
 
@@ -166,22 +166,37 @@ def draft_cost(case: Case, simulator) -> Cost:
     )
 
 
-def packed_bytes(*shapes: tuple[int, int]) -> int:
-    return sum(-(-n // 16) * -(-k // 64) * 2048 for n, k in shapes)
+ONCE: dict[str, tuple[Case, int]] = {  # and a compute capability: below 9.0 there are no bulk copies
+    "EAGLE-3": (Case(EAGLE3, batch=1), 90),
+    "EAGLE-2": (Case(EAGLE1, batch=1), 90),
+    "EAGLE-3, int4": (Case(with_settings(EAGLE3, weights="int4"), batch=1), 90),
+    "EAGLE-3, fp8, 8.6": (Case(with_settings(EAGLE3, weights="fp8"), batch=1), 86),
+    "EAGLE-3, 64 rows": (Case(EAGLE3, batch=8, top_k=8), 90),
+    "EAGLE-2, fp8": (Case(with_settings(EAGLE1, weights="fp8"), batch=1), 90),
+    "EAGLE-3, int4, 64 rows, 8.6": (Case(with_settings(EAGLE3, weights="int4"), batch=8, top_k=8), 86),
+}
+NAMES = [*list(ONCE)[:5], *(pytest.param(name, marks=pytest.mark.full) for name in list(ONCE)[5:])]
 
 
+@pytest.mark.unchecked  # both builds count alike
 @pytest.mark.op("draft")
-@pytest.mark.parametrize(("head", "barriers"), [(EAGLE3, 6), (EAGLE1, 7)], ids=["EAGLE-3", "EAGLE-2"])
-def test_a_level_reads_its_weights_once_and_meets_few_times(head, barriers, simulator):
-    few, more = (draft_cost(Case(head, batch=1, levels=n, max_nodes=60), simulator) for n in (2, 3))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_level_reads_its_weights_once_and_meets_few_times(name, simulator):
+    case, capability = ONCE[name]
+    kind, settings = case.head
+    with simulator.device(compute_capability=capability):
+        few, more = (draft_cost(case._replace(levels=n, max_nodes=256), simulator) for n in (2, 3))
+    barriers = 6 if kind == "eagle3" else 7
     assert more.barriers - few.barriers == barriers
-    assert few.barriers == 2 * barriers + (2 if head is EAGLE3 else 1)
-    width = 64 if head is EAGLE3 else 32
-    level = [(512, width), (32, 256), (96, 32), (32, 48), (40 if head is EAGLE3 else 96, 32)]
-    if head is EAGLE1:
+    assert few.barriers == 2 * barriers + (2 if kind == "eagle3" else 1)
+    width = 64 if kind == "eagle3" else 32
+    level = [(512, width), (32, 256), (96, 32), (32, 48), (settings.get("draft_vocab", 96), 32)]
+    if kind == "eagle1":
         level.append((32, 64))
-    assert packed_bytes(*level) <= more.weights - few.weights <= 1.01 * packed_bytes(*level)
-    rows = 4 * 2 * sum(k for _, k in level)  # once by every block; those without a tile ask for none
+    weights = packed_bytes(*level, form=settings.get("weights", "bf16"))
+    assert weights <= more.weights - few.weights <= 1.01 * weights
+    rows = case.batch * case.top_k * 2 * sum(k for _, k in level)
+    # Once by every block; those without a tile ask for none.
     assert 0 < more.rows - few.rows <= 1.2 * rows * more.blocks
 
 
