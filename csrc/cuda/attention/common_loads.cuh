@@ -128,8 +128,10 @@ class CommonLoads {
       const int row = i / Layout::kPieces, piece = i % Layout::kPieces;
       const uint2 codes = from[i];
       const float factor = values ? scale[row] : 1.0f;
-      to[Layout::at(row, piece)] = {two_codes(codes.x, factor), two_codes(codes.x >> 16, factor),
-                                    two_codes(codes.y, factor), two_codes(codes.y >> 16, factor)};
+      // A value first: g++ would store the members of a temporary one by one, and the emulator count them so.
+      const uint4 numbers = {two_codes(codes.x, factor), two_codes(codes.x >> 16, factor),
+                             two_codes(codes.y, factor), two_codes(codes.y >> 16, factor)};
+      to[Layout::at(row, piece)] = numbers;
     }
   }
   static __device__ __forceinline__ uint32_t two_codes(uint32_t word, float factor) {
