@@ -23,10 +23,12 @@ from eagle_cuda.linear import (
 )
 from eagle_cuda.sampling import Sampled, SamplingState, gumbel_noise, sample_tokens
 from eagle_cuda.tree import (
+    MC_SIM_7B_63,
     Beam,
     Candidates,
     DraftTree,
     RetrieveIndices,
+    TreeShape,
     build_tree,
     empty_candidates,
     empty_draft_tree,
@@ -39,6 +41,7 @@ from eagle_cuda.verify import Accepted, AcceptedByRejection, verify, verify_reje
 __version__ = "0.1.0"
 
 __all__ = [
+    "MC_SIM_7B_63",
     "Accepted",
     "AcceptedByRejection",
     "Beam",
@@ -53,6 +56,7 @@ __all__ = [
     "Sampled",
     "SamplingState",
     "TopK",
+    "TreeShape",
     "append_kv",
     "build_info",
     "build_tree",

@@ -12,7 +12,7 @@ from eagle_cuda._allocate import Workspaces, shape_of
 from eagle_cuda._extension import _C
 from eagle_cuda.kv_cache import refuse_scales
 from eagle_cuda.linear import PackedWeight
-from eagle_cuda.tree import DraftTree, empty_draft_tree
+from eagle_cuda.tree import DraftTree, TreeShape, empty_draft_tree, levels_of
 
 if TYPE_CHECKING:
     from eagle_cuda.kv_cache import KVCache
@@ -159,8 +159,9 @@ def draft(
     caches: Sequence[KVCache],
     *,
     max_nodes: int | None = None,
-    top_k: int,
-    levels: int,
+    top_k: int | None = None,
+    levels: int | None = None,
+    shape: TreeShape | None = None,
     node_limit: Tensor | None = None,
     temperature: Tensor | None = None,
     seeds: Tensor | None = None,
@@ -169,11 +170,12 @@ def draft(
     out: DraftTree | None = None,
     workspace: Tensor | None = None,
 ) -> DraftTree:
-    """The draft phase: extends the cache along the accepted path, grows `levels` levels by top-k, keeps the
-    best nodes.
+    """The draft phase: extends the cache along the accepted path, grows `levels` levels by top-k, or the nodes
+    of a static tree, keeps the best nodes.
 
-    EAGLE-2's dynamic tree (arXiv 2406.16858; SEMANTICS.md 2.2), over either kind of head. The root of the new
-    tree is ``target_tokens[b, path[num_accepted]]``. With `temperature`, candidates are ranked with the
+    EAGLE-2's dynamic tree (arXiv 2406.16858; SEMANTICS.md 2.2), or with `shape` EAGLE-1's static one (arXiv
+    2401.15077; SEMANTICS.md 2.4), over either kind of head. The root of the new tree is
+    ``target_tokens[b, path[num_accepted]]``. With `temperature`, candidates are ranked with the
     target's own noise (coupled drafting, NUMERICS.md): it changes what is proposed, never what comes out.
 
     Args:
@@ -185,9 +187,13 @@ def draft(
         seq_lens: ``[B]`` int32, committed rows *before* the path was accepted.
         caches: One `KVCache` per layer of the head, with room for ``num_accepted + 1 + (levels - 1) * top_k``
             more rows; rows without room are not written.
-        max_nodes: Width N of the tree, root included, 1 to 256; taken from `out` when that is given.
-        top_k: Children looked at per node and nodes expanded per level, 1 to 32.
-        levels: Depth of the deepest node, 1 to 31 (any number with top_k = 1).
+        max_nodes: Width N of the tree, root included, 1 to 256; taken from `out` when that is given; default
+            with a shape: its nodes and the root.
+        top_k: Children looked at per node and nodes expanded per level, 1 to 32. Taken from `shape`.
+        levels: Depth of the deepest node, 1 to 31 (any number with top_k = 1). With a shape: how many of its
+            levels are grown, by default all.
+        shape: A static tree: all its nodes that the head can give a token are proposed; where `max_nodes` or
+            `node_limit` is smaller, the best of them. None: dynamic.
         node_limit: ``[B]`` int32, nodes wanted per request, at most N.
         temperature, seeds: ``[B]`` float32 and int64, the request's sampling parameters; None: uncoupled.
         tau: Softens the confidence of coupled candidates, 1 to 1.5.
@@ -197,7 +203,14 @@ def draft(
 
     Raises: ValueError, naming the argument.
     """
+    levels = levels_of(levels, shape)
+    if top_k is None:
+        if shape is None:
+            raise ValueError("top_k: expected a number where no shape is given, got None")
+        top_k = shape.top_k
     if out is None:
+        if max_nodes is None and shape is not None:
+            max_nodes = shape.num_nodes + 1
         if max_nodes is None:
             raise ValueError("max_nodes: expected a number when out is not given, got None")
         out = empty_draft_tree(shape_of("features", features, 3)[0], max_nodes, like=features)
@@ -210,7 +223,7 @@ def draft(
     _C.draft(
         head, features, target_tokens, accepted.path, accepted.num_accepted, seq_lens, node_limit,
         temperature, seeds, tau, top_k, levels, order, *_parts(caches), out.tokens, out.parents, out.depths,
-        out.mask, out.scores, out.num_nodes, out.first_child, out.next_sibling, workspace,
+        out.mask, out.scores, out.num_nodes, out.first_child, out.next_sibling, shape, workspace,
     )  # fmt: skip
     return out
 

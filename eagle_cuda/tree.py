@@ -6,7 +6,7 @@ candidates from ``K + (j-2) K^2`` on, row by row of the beam. Equal scores: the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,82 @@ MAX_TREE_NODES: int = _C.MAX_TREE_NODES
 MAX_TOP_K: int = _C.MAX_TOP_K
 MAX_CANDIDATES: int = _C.MAX_CANDIDATES
 MAX_BRANCHING_LEVELS: int = _C.MAX_BRANCHING_LEVELS
+
+
+class TreeShape(_C.TreeShape):
+    """A static draft tree: which child, by rank, of which node, whatever the scores. `draft` and `expand_tree`
+    take it, `MC_SIM_7B_63` is the published one. Immutable; equal where the nodes and `top_k` are.
+
+    Attributes: paths (sorted by length, then lexicographically), num_nodes (the root not counted), levels,
+    top_k (K: children computed per node, rows of a level).
+
+    Source: EAGLE-1 (Li et al., arXiv 2401.15077), appendix A.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+
+    def __init__(self, paths: Iterable[Sequence[int]], *, top_k: int | None = None):
+        """
+        Args:
+            paths: For each node but the root the ranks on its way from the root, 0 the most likely child:
+                ``(1,)`` is the root's second child, ``(1, 0)`` that node's best. In any order, 1 to 255, ranks
+                0 to 31; every node's parent must be among them.
+            top_k: At least 1 more than the largest rank, and the most nodes with children that a level has;
+                by default no more than that. At most 31 levels where it is above 1; at most 8192 candidates
+                ``top_k + (levels - 1) * top_k**2``.
+
+        Raises:
+            ValueError: naming the argument.
+        """
+        if isinstance(paths, str) or not isinstance(paths, Iterable):
+            raise ValueError(f"paths: expected a sequence of paths of ranks, got {paths!r:.80}")
+        listed = list(paths)
+        for path in listed:
+            if isinstance(path, str) or not isinstance(path, Sequence):
+                raise ValueError(f"paths: expected sequences of ranks, got {path!r:.80}")
+        ranks = [[integer("paths: ranks", rank, 0, MAX_TOP_K - 1) for rank in path] for path in listed]
+        super().__init__(ranks, 0 if top_k is None else integer("top_k", top_k, 1, MAX_TOP_K))
+        self.paths = tuple(sorted(map(tuple, ranks), key=lambda path: (len(path), path)))
+
+    @classmethod
+    def chain(cls, length: int) -> TreeShape:
+        """The best child of the best child, `length` nodes in a row, 1 to 255."""
+        length = integer("length", length, 1, MAX_TREE_NODES - 1)
+        return cls([(0,) * n for n in range(1, length + 1)])
+
+    def nodes_within(self, levels: int) -> int:
+        """Nodes on the first `levels` levels, the root not counted."""
+        return sum(len(path) <= levels for path in self.paths)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TreeShape):
+            return NotImplemented
+        return (self.paths, self.top_k) == (other.paths, other.top_k)
+
+    def __hash__(self) -> int:
+        return hash((self.paths, self.top_k))
+
+    def __repr__(self) -> str:
+        return f"TreeShape({list(map(list, self.paths))}, top_k={self.top_k})"
+
+    def __reduce__(self) -> Any:
+        return _tree_shape, (self.paths, self.top_k)
+
+
+def _tree_shape(paths: Iterable[Sequence[int]], top_k: int) -> TreeShape:
+    return TreeShape(paths, top_k=top_k)
+
+
+# The tree of EAGLE-1's published code for 7B models, under its name there: 25 nodes beside the root.
+MC_SIM_7B_63 = TreeShape(
+    [
+        *((0,), (1,), (2,), (3,)),
+        *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)),
+        *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0)),
+        *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)),
+        *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
+    ]
+)
 
 
 class DraftTree(NamedTuple):
@@ -176,10 +252,12 @@ def expand_tree(
     beam: Beam,
     *,
     level: int,
-    levels: int,
+    levels: int | None = None,
     num_accepted: Any = None,
+    shape: TreeShape | None = None,
 ) -> Beam:
-    """Adds one level: scores its candidates and replaces the beam by the level's K best.
+    """Adds one level: scores its candidates and replaces the beam by the level's K best; of a static tree, by
+    the level's nodes that have children.
 
     Scores are fp32 sums of log-probabilities, which count as at most 0 (NaN as -inf), so that a child never
     outranks its parent.
@@ -190,8 +268,11 @@ def expand_tree(
         log_probs: ``[B, R, K]`` float32.
         candidates: this level's slice is written.
         beam: read (level > 1) and written.
-        level: level of the new candidates, from 1. levels: levels of the whole tree; at most 31 where K > 1.
+        level: level of the new candidates, from 1. levels: levels of the whole tree; at most 31 where K > 1;
+            default: the shape's.
         num_accepted: ``[B]`` int32; negative: the request is absent and left alone.
+        shape: A static tree of this K and at least `levels` levels: candidates outside score -inf, and so do
+            rows of the beam without a node (candidate -1, token 0). None: dynamic.
 
     Returns:
         `beam`.
@@ -199,10 +280,22 @@ def expand_tree(
     Raises:
         ValueError: wrong dtype, shape, device, range or layout, naming the argument.
 
-    Source: EAGLE-2 (Li et al., arXiv 2406.16858), section 4.1.
+    Source: EAGLE-2 (Li et al., arXiv 2406.16858), section 4.1; static trees: EAGLE-1 (arXiv 2401.15077).
     """
-    _C.expand_tree(tokens, log_probs, level, levels, num_accepted, *candidates, *beam)
+    levels = levels_of(levels, shape)
+    _C.expand_tree(tokens, log_probs, level, levels, num_accepted, *candidates, *beam, shape)
     return beam
+
+
+def levels_of(levels: int | None, shape: TreeShape | None) -> int:
+    """`levels` of an op's call, the shape's where it is not given."""
+    if shape is not None and not isinstance(shape, TreeShape):
+        raise ValueError(f"shape: expected a TreeShape or None, got {type(shape).__name__}")
+    if levels is None:
+        if shape is None:
+            raise ValueError("levels: expected a number where no shape is given, got None")
+        return shape.levels
+    return levels
 
 
 def build_tree(

@@ -14,7 +14,14 @@ from eagle_cuda.attention import append_kv, tree_attention
 from eagle_cuda.draft import draft, extend_draft
 from eagle_cuda.kv_cache import KVCache
 from eagle_cuda.linear import linear, lm_head_topk, rms_norm
-from eagle_cuda.tree import build_tree, empty_candidates, empty_draft_tree, expand_tree
+from eagle_cuda.tree import (
+    MC_SIM_7B_63,
+    TreeShape,
+    build_tree,
+    empty_candidates,
+    empty_draft_tree,
+    expand_tree,
+)
 from workspace_checks import check_workspace
 
 
@@ -88,7 +95,9 @@ class Composed:
         mask = bits.sum(-1).int()  # wraps into the sign
         return self.run(tokens, self.fuse(features), length, 0, length + rows, mask)
 
-    def draft(self, features, tokens, length, *, max_nodes, top_k, levels, order, noise=None, tau=1.0):
+    def draft(
+        self, features, tokens, length, *, max_nodes, top_k, levels, order, shape=None, noise=None, tau=1.0
+    ):  # fmt: skip
         t = self.tensors
         output = self.extend(features, tokens, length)[-1:]
         root = length = length + len(tokens)
@@ -104,14 +113,15 @@ class Composed:
                 output, t["lm_head"], top_k, rms_norm=t["norm"], eps=self.eps, tau=tau,
                 draft_to_target=t["draft_to_target"], **coupled,
             )  # fmt: skip
-            shape = (1, len(output), top_k)
+            size = (1, len(output), top_k)
             expand_tree(
-                best.tokens.view(shape),
-                best.log_probs.view(shape),
+                best.tokens.view(size),
+                best.log_probs.view(size),
                 candidates,
                 beam,
                 level=level,
                 levels=levels,
+                shape=shape,
             )
             if level == levels:
                 break
@@ -140,7 +150,7 @@ CASES = [
 ]
 
 
-def one_cycle(case, dtype, batch, top_k, levels, temperature):
+def one_cycle(case, dtype, batch, top_k, levels, temperature, shape=None):
     """Draft after prompts of some lengths, paths of several and no rows; what each request should get."""
     rig = Rig.random(case, dtype, batch=batch, capacity=208, paged=16, spare=2)
     lengths = [(37 * b) % 101 + 3 for b in range(batch)]
@@ -154,6 +164,8 @@ def one_cycle(case, dtype, batch, top_k, levels, temperature):
     features = rig.features(batch, 6)
     targets = torch.randint(0, 96, (batch, 6), generator=rig.random).int()
     options = {"max_nodes": min(1 + top_k * levels, 60), "top_k": top_k, "levels": levels, "order": "path"}
+    if shape is not None:
+        options |= {"shape": shape, "max_nodes": shape.num_nodes + 1}
     noise = None
     if temperature:
         heat = torch.full((batch,), temperature)
@@ -186,6 +198,28 @@ def test_draft_equals_its_ops_called_one_by_one(case):
         for name, mine, theirs in zip(got._fields, got, tree):
             assert torch.equal(mine[b], theirs[0]), (b, name)
     assert int(got.num_nodes.max()) > 2
+
+
+SHAPES = {  # the head, its type, the batch, the temperature, the tree's shape, the levels grown
+    "published": (HEADS[1], torch.bfloat16, 3, 0.0, MC_SIM_7B_63, 5),
+    "coupled, fewer levels": (HEADS[2], torch.float16, 3, 0.8, MC_SIM_7B_63, 3),
+    "fp32, missing ranks": (HEADS[4], torch.float32, 3, 0.8, TreeShape([(1,), (2,), (1, 3), (2, 0)]), 2),
+    "chain": (HEADS[0], torch.bfloat16, 1, 0.0, TreeShape.chain(34), 34),
+}
+
+
+@pytest.mark.op("draft", "extend_draft")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.unchecked] * (name == "chain")) for name in SHAPES],
+)
+def test_a_static_draft_equals_its_ops_called_one_by_one(name):
+    head, dtype, batch, temperature, shape, levels = SHAPES[name]
+    _, got, want = one_cycle(head, dtype, batch, shape.top_k, levels, temperature, shape)
+    for b, tree in enumerate(want):
+        for name, mine, theirs in zip(got._fields, got, tree):
+            assert torch.equal(mine[b], theirs[0]), (b, name)
+    assert int(got.num_nodes.max()) == 1 + shape.nodes_within(levels)
 
 
 @pytest.mark.op("extend_draft")

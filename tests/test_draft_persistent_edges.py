@@ -16,6 +16,7 @@ import draft_rig
 from compare import assert_same_bits
 from draft_rig import HEADS, Rig
 from eagle_cuda.draft import draft
+from eagle_cuda.tree import MC_SIM_7B_63, TreeShape
 
 MANY = 65  # rows of a path, more than the persistent kernel takes
 EAGLE1, EAGLE3, EAGLE31, QWEN = HEADS[:4]
@@ -118,6 +119,71 @@ def test_the_largest_and_the_smallest_beams(head, batch, options, kernels):
     step = Step(head, [(29 * b) % 50 + 1 for b in range(batch)], [b % 3 for b in range(batch)])
     tree = step.compare(kernels, **options)
     assert int(tree.num_nodes.min()) > 1
+
+
+COMB = [(0,) * n for n in range(1, 7)] + [(0,) * n + (1,) for n in range(6)]
+WIDE = [(i,) for i in range(31)] + [(i, j) for i in range(32 - 4) for j in (0, 1, 2, 3, 7, 9, 20, 30)]
+STATIC = {
+    "published": (EAGLE3, MC_SIM_7B_63, {}),
+    "coupled, in candidate order": (EAGLE1, MC_SIM_7B_63, {"order": "candidate", "temperature": 0.8}),
+    "fewer levels and nodes": (QWEN, MC_SIM_7B_63, {"levels": 3, "node_limit": int32(9, 4, 2, 99)}),
+    "comb": (EAGLE31, TreeShape(COMB), {}),
+    "second choices": (EAGLE3, TreeShape([(1,), (1, 0), (1, 2), (1, 2, 1)]), {}),
+    "chain": (EAGLE31, TreeShape.chain(35), {}),
+}
+
+
+def static_options(shape, options, batch):
+    options = {"shape": shape} | options
+    if (heat := options.pop("temperature", None)) is not None:
+        options |= {"temperature": torch.full((batch,), heat), "seeds": torch.arange(batch) * 77 - 5}
+    return options
+
+
+@pytest.mark.op("draft")
+@pytest.mark.parametrize(
+    "name",
+    [name if i < 3 else pytest.param(name, marks=pytest.mark.unchecked) for i, name in enumerate(STATIC)],
+)
+def test_static_trees(name, simulator):
+    head, shape, options = STATIC[name]
+    step = Step(head, [20, 3, 9, 40], [2, 0, -1, 1])
+    tree = step.compare(simulator, **static_options(shape, options, 4))
+    nodes = 1 + shape.nodes_within(options.get("levels", shape.levels))
+    limits = options.get("node_limit", torch.full((4,), 256))
+    assert tree.num_nodes.tolist() == [
+        0 if count < 0 else min(nodes, int(limit)) for count, limit in zip(step.counts, limits)
+    ]
+
+
+@pytest.mark.unchecked
+@pytest.mark.op("draft")
+def test_the_largest_static_tree(simulator):
+    """255 nodes in beams of 31 rows."""
+    shape = TreeShape(WIDE)
+    assert (shape.num_nodes, shape.top_k) == (255, 31)
+    step = Step(QWEN, [29, 7], [1, 0])
+    tree = step.compare(simulator, shape=shape)
+    assert tree.num_nodes.tolist() == [256, 256]
+
+
+@pytest.mark.unchecked
+@pytest.mark.op("draft")
+def test_levels_of_a_static_tree_end_when_no_tree_can_change(simulator):
+    """Its beam is not sorted: on level 2 the second row is the better one, and goes on where the first could
+    not."""
+    shape = TreeShape([(0,), (1,), (0, 7), (1, 0), (0, 7, 0), (1, 0, 0)])
+    step = Step(EAGLE3, [20, 3], [2, 0], peaked=True)
+    arrivals = {}
+    for limit, depth in ((2, 1), (5, 3), (7, 3)):
+        options = {"shape": shape, "node_limit": int32(limit, limit)}
+        with simulator.counting() as counters:
+            step.run(**options)
+        arrivals[limit] = counters.grid_arrivals
+        tree = step.compare(simulator, **options)
+        assert tree.num_nodes.tolist() == [limit, limit]
+        assert tree.depths.max(1).values.tolist() == [depth, depth]
+    assert arrivals[2] < arrivals[5] == arrivals[7]
 
 
 @pytest.mark.op("draft")

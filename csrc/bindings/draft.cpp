@@ -171,20 +171,20 @@ void bind_draft(py::module_& m) {
          const std::vector<TensorView>& v_caches, const TensorView& page_table, const TensorView& tokens,
          const TensorView& parents, const TensorView& depths, const TensorView& mask,
          const TensorView& scores, const TensorView& num_nodes, const TensorView& first_child,
-         const TensorView& next_sibling, const TensorView& workspace) {
+         const TensorView& next_sibling, const TreeShape* shape, const TensorView& workspace) {
         const TreeOrder parsed = parse_order(order);
         const DraftTreeViews tree{tokens, parents,   depths,      mask,
                                   scores, num_nodes, first_child, next_sibling};
         without_gil([&] {
           draft(head.head, features, target_tokens, path, num_accepted, seq_lens, node_limit, temperature,
-                seeds, tau, top_k, levels, parsed, k_caches, v_caches, page_table, tree, workspace,
+                seeds, tau, top_k, levels, parsed, k_caches, v_caches, page_table, tree, shape, workspace,
                 current_stream);
         });
       },
       "head"_a, "features"_a, "target_tokens"_a, "path"_a, "num_accepted"_a, "seq_lens"_a, "node_limit"_a,
       "temperature"_a, "seeds"_a, "tau"_a, "top_k"_a, "levels"_a, "order"_a, "k_caches"_a, "v_caches"_a,
       "page_table"_a, "tokens"_a, "parents"_a, "depths"_a, "mask"_a, "scores"_a, "num_nodes"_a,
-      "first_child"_a, "next_sibling"_a, "workspace"_a = py::none());
+      "first_child"_a, "next_sibling"_a, "shape"_a = py::none(), "workspace"_a = py::none());
 }
 
 }  // namespace eagle::bindings

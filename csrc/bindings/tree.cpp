@@ -1,6 +1,7 @@
 #include "eagle_cuda/tree.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "bindings/tensor_caster.h"
 
@@ -23,21 +24,26 @@ void bind_tree(py::module_& m) {
   m.attr("MAX_TOP_K") = kMaxTopK;
   m.attr("MAX_CANDIDATES") = kMaxCandidates;
   m.attr("MAX_BRANCHING_LEVELS") = kMaxBranchingLevels;
+  py::class_<TreeShape>(m, "TreeShape", "A static draft tree's nodes; made by eagle_cuda.TreeShape.")
+      .def(py::init(&tree_shape), "paths"_a, "top_k"_a)
+      .def_readonly("num_nodes", &TreeShape::num_nodes)
+      .def_readonly("top_k", &TreeShape::top_k)
+      .def_readonly("levels", &TreeShape::levels);
   m.def(
       "expand_tree",
       [](TensorView tokens, TensorView log_probs, int level, int levels, TensorView num_accepted,
          TensorView candidate_tokens, TensorView candidate_scores, TensorView candidate_parents,
          TensorView beam_candidates, TensorView beam_scores, TensorView beam_tokens, TensorView beam_rows,
-         TensorView beam_mask) {
+         TensorView beam_mask, const TreeShape* shape) {
         without_gil([&] {
           expand_tree(tokens, log_probs, level, levels, num_accepted, candidate_tokens, candidate_scores,
                       candidate_parents, beam_candidates, beam_scores, beam_tokens, beam_rows, beam_mask,
-                      current_stream);
+                      shape, current_stream);
         });
       },
       "tokens"_a, "log_probs"_a, "level"_a, "levels"_a, "num_accepted"_a, "candidate_tokens"_a,
       "candidate_scores"_a, "candidate_parents"_a, "beam_candidates"_a, "beam_scores"_a, "beam_tokens"_a,
-      "beam_rows"_a, "beam_mask"_a);
+      "beam_rows"_a, "beam_mask"_a, "shape"_a = py::none());
   m.def(
       "build_tree",
       [](TensorView root_tokens, TensorView candidate_tokens, TensorView candidate_scores,

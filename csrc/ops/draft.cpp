@@ -209,6 +209,7 @@ void validate(const DraftParams& p) {
   check(num_candidates(p.top_k, p.levels) <= kMaxCandidates,
         "levels: top_k + (levels - 1) top_k^2 = ", num_candidates(p.top_k, p.levels), " exceeds ",
         kMaxCandidates);
+  check_shape(p.shape, p.top_k, p.levels);
   check(p.tau > 0.0f && p.tau < __builtin_inff(), "tau: expected a finite number > 0, got ", p.tau);
   check(!p.temperature || p.seeds, "seeds: expected a tensor when temperature is given, got None");
   check_scales(p.caches, *p.head, p.batch_size);
@@ -310,7 +311,8 @@ void draft(const DraftHead& head, TensorView features, TensorView target_tokens,
            TensorView num_accepted, TensorView seq_lens, TensorView node_limit, TensorView temperature,
            TensorView seeds, float tau, int top_k, int levels, TreeOrder order,
            const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
-           TensorView page_table, const DraftTreeViews& tree, TensorView workspace, CUstream_st* stream) {
+           TensorView page_table, const DraftTreeViews& tree, const TreeShape* shape, TensorView workspace,
+           CUstream_st* stream) {
   const auto on_device = [&](const char* what, const TensorView& t) {
     return Expect(what, t).on(head.backend, head.device_id);
   };
@@ -351,6 +353,7 @@ void draft(const DraftHead& head, TensorView features, TensorView target_tokens,
   p.tree = {tree.tokens.as<int32_t>(),      tree.parents.as<int32_t>(),     tree.depths.as<int32_t>(),
             tree.mask.as<int32_t>(),        tree.scores.as<float>(),        tree.num_nodes.as<int32_t>(),
             tree.first_child.as<int32_t>(), tree.next_sibling.as<int32_t>()};
+  p.shape = shape;
   p.workspace = workspace_data(workspace, head);
   p.workspace_bytes = workspace.present() ? workspace.shape[0] : 0;
   const DeviceGuard guard(features);

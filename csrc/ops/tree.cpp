@@ -1,7 +1,9 @@
 #include "eagle_cuda/tree.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <limits>
+#include <string>
 
 #include "common/check.h"
 #include "eagle_cuda/device.h"
@@ -36,7 +38,104 @@ int checked_int(const char* what, int64_t n, int64_t limit = std::numeric_limits
   return static_cast<int>(n);
 }
 
+using Path = std::vector<int>;
+
+std::string text(const Path& path) {
+  std::string out = "[";
+  for (size_t i = 0; i < path.size(); ++i) out += (i ? ", " : "") + std::to_string(path[i]);
+  return out + "]";
+}
+
+// In flat order, each once and with its parent.
+std::vector<Path> checked_paths(std::vector<Path> paths) {
+  check(!paths.empty(), "paths: expected at least 1 node, got none");
+  check(paths.size() <= kMaxShapeNodes, "paths: expected at most ", kMaxShapeNodes, " nodes, got ",
+        paths.size());
+  for (const Path& path : paths) {
+    check(!path.empty(), "paths: expected at least one rank in each (the root is not listed), got []");
+    for (const int rank : path)
+      check(rank >= 0 && rank < kMaxTopK, "paths: expected ranks of 0 to ", kMaxTopK - 1, ", got ",
+            text(path));
+  }
+  const auto before = [](const Path& a, const Path& b) {
+    return a.size() != b.size() ? a.size() < b.size() : a < b;
+  };
+  std::sort(paths.begin(), paths.end(), before);
+  for (size_t i = 0; i < paths.size(); ++i) {
+    check(i == 0 || paths[i] != paths[i - 1], "paths: expected each once, got ", text(paths[i]), " twice");
+    const Path parent(paths[i].begin(), paths[i].end() - 1);
+    check(parent.empty() || std::binary_search(paths.begin(), paths.end(), parent, before),
+          "paths: expected every node's parent, got ", text(paths[i]), " without ", text(parent));
+  }
+  return paths;
+}
+
 }  // namespace
+
+TreeShape tree_shape(const std::vector<std::vector<int>>& given, int top_k) {
+  const std::vector<Path> paths = checked_paths(given);
+  TreeShape shape;
+  shape.num_nodes = static_cast<int>(paths.size());
+  shape.levels = static_cast<int>(paths.back().size());
+  // In flat order children meet their parents in flat order too. The root, level 0, has row 0.
+  int least = 1, parent = -1, row = 0, row_level = 1;
+  for (int i = 0; i < shape.num_nodes; ++i) {
+    const Path& path = paths[static_cast<size_t>(i)];
+    const int level = static_cast<int>(path.size());
+    const Path above(path.begin(), path.end() - 1);
+    if (level > 1 && (parent < 0 || paths[static_cast<size_t>(parent)] != above)) {
+      while (paths[static_cast<size_t>(++parent)] != above) {
+      }
+      row = row_level == level ? row + 1 : 0;
+      row_level = level;
+      check(row < kMaxTopK, "paths: expected at most ", kMaxTopK,
+            " nodes with children on a level, got more on level ", level - 1);
+      shape.nodes[parent].has_children = 1;
+      shape.nodes[parent].beam_row = static_cast<uint16_t>(row);
+    }
+    shape.nodes[i].rank = static_cast<uint16_t>(path.back());
+    shape.nodes[i].row = static_cast<uint16_t>(row);
+    least = std::max({least, path.back() + 1, row + 1});
+    if (level <= kMaxBranchingLevels) shape.level_ends[level] = static_cast<uint8_t>(i + 1);
+  }
+  check(top_k == 0 || (top_k >= least && top_k <= kMaxTopK), "top_k: expected ", least, " to ", kMaxTopK,
+        " for these paths, got ", top_k);
+  shape.top_k = top_k == 0 ? least : top_k;
+  check(shape.top_k == 1 || shape.levels <= kMaxBranchingLevels, "paths: expected at most ",
+        kMaxBranchingLevels, " levels where top_k > 1, got ", shape.levels);
+  check(num_candidates(shape.top_k, shape.levels) <= kMaxCandidates, "paths: expected at most ",
+        kMaxCandidates, " candidates (top_k + (levels - 1) top_k^2), got ",
+        num_candidates(shape.top_k, shape.levels), " with top_k = ", shape.top_k);
+  return shape;
+}
+
+void validate(const TreeShape& shape) {
+  const int K = shape.top_k;
+  bool sound = shape.num_nodes >= 1 && shape.num_nodes <= kMaxShapeNodes && K >= 1 && K <= kMaxTopK &&
+               shape.levels >= 1 && (K == 1 || shape.levels <= kMaxBranchingLevels) &&
+               num_candidates(K, shape.levels) <= kMaxCandidates && nodes_to(shape, 0) == 0 &&
+               nodes_to(shape, shape.levels) == shape.num_nodes;
+  int parents = 1;  // rows of the beam before
+  for (int level = 1; sound && level <= shape.levels; ++level) {
+    int rows = 0;
+    const int end = nodes_to(shape, level);
+    for (int i = nodes_to(shape, level - 1); i < end && end <= shape.num_nodes; ++i) {
+      const TreeShape::Node& node = shape.nodes[i];
+      sound &= node.rank < K && node.row < parents && (!node.has_children || node.beam_row == rows);
+      rows += node.has_children;
+    }
+    sound &= end > nodes_to(shape, level - 1) && rows <= K && (rows > 0) == (level < shape.levels);
+    parents = rows;
+  }
+  check(sound, "shape: expected one made by tree_shape(), got another");
+}
+
+void check_shape(const TreeShape* shape, int top_k, int levels) {
+  if (!shape) return;
+  validate(*shape);
+  check(top_k == shape->top_k, "top_k: expected the shape's ", shape->top_k, ", got ", top_k);
+  check(levels <= shape->levels, "levels: expected at most the shape's ", shape->levels, ", got ", levels);
+}
 
 void validate(const ExpandTreeParams& p) {
   check(p.batch_size >= 0, "batch_size: expected at least 0, got ", p.batch_size);
@@ -47,6 +146,7 @@ void validate(const ExpandTreeParams& p) {
   check(num_candidates(p.top_k, p.levels) <= kMaxCandidates, "levels: expected at most ", kMaxCandidates,
         " candidates (top_k + (levels - 1) top_k^2), got ", num_candidates(p.top_k, p.levels));
   check(p.level >= 1 && p.level <= p.levels, "level: expected 1 to ", p.levels, ", got ", p.level);
+  check_shape(p.shape, p.top_k, p.levels);
 }
 
 void validate(const RetrieveIndicesParams& p) {
@@ -68,7 +168,7 @@ void validate(const BuildTreeParams& p) {
 void expand_tree(TensorView tokens, TensorView log_probs, int level, int levels, TensorView num_accepted,
                  TensorView candidate_tokens, TensorView candidate_scores, TensorView candidate_parents,
                  TensorView beam_candidates, TensorView beam_scores, TensorView beam_tokens,
-                 TensorView beam_rows, TensorView beam_mask, CUstream_st* stream) {
+                 TensorView beam_rows, TensorView beam_mask, const TreeShape* shape, CUstream_st* stream) {
   Expect("tokens", tokens).dtype(kInt).rank(3).contiguous();
   const int64_t b = tokens.shape[0], k = tokens.shape[2];
   ExpandTreeParams p{};
@@ -76,6 +176,7 @@ void expand_tree(TensorView tokens, TensorView log_probs, int level, int levels,
   p.top_k = checked_int("tokens", k, kMaxTopK);
   p.level = level;
   p.levels = levels;
+  p.shape = shape;
   validate(p);
   const Tensors on{tokens};
   const int64_t rows = level == 1 ? 1 : k, c = num_candidates(k, levels);

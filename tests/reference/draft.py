@@ -199,6 +199,54 @@ def draft_tree(
             ancestors[first + i] = [*ancestors[beam[i // top_k]], first_key + i // top_k]
         beam, hidden = [first + i for i in chosen], out[[i // top_k for i in chosen]]
 
+    return best_nodes(candidates, root, num_nodes)
+
+
+def static_tree(
+    head: NaiveHead,
+    g: Tensor,
+    root: int,
+    paths,
+    *,
+    num_nodes: int | None = None,
+    levels: int | None = None,
+    temperature: float = 0.0,
+    tau: float = 1.0,
+    noise=None,
+) -> dict[str, list]:
+    """The tree of given rank paths (EAGLE-1), every node by a run of the head along its own path. As
+    `draft_tree`; a node whose token is missing (score -inf) is left out with all below it."""
+    order = sorted(map(tuple, paths), key=lambda path: (len(path), path))
+    output, heads, place = {(): g}, {(): head}, {(): -1}
+    candidates = []  # token, score, parent
+    for path in order:
+        above = path[:-1]
+        if above not in place or (levels is not None and len(path) > levels):
+            continue
+        if above not in output:
+            fork, hidden = heads[above[:-1]].fork(), output[above[:-1]][None]
+            if head.feedback_post_norm:
+                hidden = head.norm(hidden, "norm.weight")
+            at = fork.keys[0].shape[0]
+            token = torch.tensor([candidates[place[above]][0]])
+            visible = torch.ones(1, at + 1, dtype=torch.bool)
+            output[above] = fork.forward(token, hidden, torch.tensor([at]), visible)[0]
+            heads[above] = fork
+        logits = head.logits(output[above][None])[0].nan_to_num(nan=float("-inf"))
+        mapped = head.to_target(torch.arange(len(logits)))
+        drawn = noise(head.keys[0].shape[0] + len(path), mapped) if noise else None
+        lp = log_probs(logits, temperature, tau, drawn)
+        child = best(lp, path[-1] + 1)[-1]
+        if not lp[child] > float("-inf"):  # NaN too: no token is usable
+            continue
+        score = float(lp[child]) + (candidates[place[above]][1] if above else 0.0)
+        place[path] = len(candidates)
+        candidates.append((int(mapped[child]), score, place[above]))
+    return best_nodes(candidates, root, len(candidates) + 1 if num_nodes is None else num_nodes)
+
+
+def best_nodes(candidates: list[tuple[int, float, int]], root: int, num_nodes: int) -> dict[str, list]:
+    """The best candidates (token, score, parent) under the root, in their order."""
     kept = sorted(best(torch.tensor([c[1] for c in candidates], dtype=torch.float64), num_nodes - 1))
     slot = {-1: 0} | {candidate: i + 1 for i, candidate in enumerate(kept)}
     parents = [-1] + [slot[candidates[i][2]] for i in kept]

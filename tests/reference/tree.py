@@ -24,10 +24,14 @@ class Growth:
     scores: list[np.float32] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     beams: list[list[int]] = field(default_factory=list)  # flat indices, best first
+    paths: list[tuple[int, ...]] | None = None  # of a static tree
 
     def expand(self, tokens, log_probs) -> None:
         """tokens, log_probs [R][K]: row r belongs to the r-th entry of the latest beam (to the root at level
         1)."""
+        if self.paths is not None:
+            self.expand_static(tokens, log_probs)
+            return
         first = len(self.tokens)
         for row in range(len(tokens)):
             parent = self.beams[-1][row] if self.beams else -1
@@ -38,6 +42,30 @@ class Growth:
                 self.parents.append(parent)
         level = range(first, len(self.tokens))
         self.beams.append(sorted(level, key=lambda i: (-self.scores[i], i))[: self.top_k])
+
+    def with_children(self, level: int) -> list[tuple[int, ...]]:
+        """A static tree's nodes of a level that have children: its beam, whatever they score."""
+        inner = {path[:-1] for path in self.paths}
+        return sorted(path for path in self.paths if len(path) == level and path in inner)
+
+    def expand_static(self, tokens, log_probs) -> None:
+        """Candidates outside the tree score -inf; a beam entry without a node is -1."""
+        level, first = len(self.beams) + 1, len(self.tokens)
+        rows = [()] if level == 1 else self.with_children(level - 1)
+        at = {}  # path -> flat index
+        for row in range(len(tokens)):
+            parent = self.beams[-1][row] if self.beams else -1
+            for rank, (token, log_prob) in enumerate(zip(tokens[row], log_probs[row], strict=True)):
+                path = (*rows[row], rank) if row < len(rows) else None
+                base = self.scores[parent] if parent >= 0 else np.float32(0)
+                score = np.float32(base) + np.float32(clamp(float(log_prob)))
+                at[path] = len(self.tokens)
+                self.tokens.append(int(token))
+                self.scores.append(score if path in self.paths else np.float32(NEGATIVE_INFINITY))
+                self.parents.append(parent)
+        beam = [at[path] for path in self.with_children(level)]
+        assert all(i >= first for i in beam)
+        self.beams.append(beam + [-1] * (self.top_k - len(beam)))
 
     def ancestors(self, candidate: int) -> list[int]:
         """The candidate and all its ancestors, deepest first."""

@@ -4,7 +4,7 @@
 // A beam row is run only while its children can still enter the tree. Scores never grow along a path and an
 // equal score loses to a smaller flat index, so a row scoring no more than the node_limit-th best candidate
 // so far has no child in the result. Leaving such rows out changes neither the tree nor which better rows
-// make up the later beams.
+// make up the later beams. A static tree's beam rows without a node score -inf, and so are not run either.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -146,7 +146,8 @@ class DraftPhase {
                  .beam_scores = beam_scores_,
                  .beam_tokens = beam_tokens_,
                  .beam_rows = beam_rows_,
-                 .beam_mask = beam_mask_});
+                 .beam_mask = beam_mask_,
+                 .shape = p_.shape});
     return true;
   }
 

@@ -246,6 +246,7 @@ void fill(const DraftParams& p, const PersistentMemory& m, PersistentParams& k) 
   k.temperature = p.temperature;
   k.seeds = p.seeds;
   k.tree = p.tree;
+  k.shape = p.shape ? *p.shape : TreeShape{};
   k.memory = m.memory;
   k.eagle3 = h.kind == HeadKind::kEagle3;
   k.feedback_post_norm = h.feedback_post_norm;

@@ -58,12 +58,14 @@ __device__ __forceinline__ void grow_trees(const PersistentParams& p, int level,
                                 .beam_scores = m.beam_scores,
                                 .beam_tokens = m.beam_tokens,
                                 .beam_rows = m.beam_rows,
-                                .beam_mask = m.beam_mask};
+                                .beam_mask = m.beam_mask,
+                                .shape = nullptr};  // given beside it
   const LevelShape shape = level_shape(p.top_k, level, p.levels);
   constexpr int kItems = (kMaxLevelCandidates + kPersistentThreads - 1) / kPersistentThreads;
   bool over = true;
   for (int request = 0; request < p.batch_size; ++request) {
-    const TreeExpansion<kItems> expansion(expand, shape, request, *reinterpret_cast<ExpandShared*>(scratch));
+    const TreeExpansion<kItems> expansion(expand, shape, p.shape, request,
+                                          *reinterpret_cast<ExpandShared*>(scratch));
     expansion.run();
     const int limit = load(m.limits + request);
     over &= limit < 2 || expansion.is_over(limit - 1);

@@ -152,7 +152,8 @@ class DraftPhase {
                  .beam_scores = m_.beam_scores,
                  .beam_tokens = m_.beam_tokens,
                  .beam_rows = m_.beam_rows,
-                 .beam_mask = m_.beam_mask},
+                 .beam_mask = m_.beam_mask,
+                 .shape = p_.shape},
                 stream_);
   }
 

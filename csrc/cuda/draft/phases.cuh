@@ -99,6 +99,7 @@ struct PersistentParams {
   const float* temperature;
   const int64_t* seeds;
   DraftTree tree;
+  TreeShape shape;  // without nodes: a dynamic tree
   DraftMemory memory;
 
   // Of the head.

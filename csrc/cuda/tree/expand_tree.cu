@@ -9,8 +9,9 @@ namespace {
 
 // registers: <= 40
 __global__ void __launch_bounds__(kMaxLevelCandidates)
-    expand_tree_kernel(const ExpandTreeParams p, const LevelShape shape) {
-  TreeExpansion<1>(p, shape, static_cast<int>(blockIdx.x), shared_memory<ExpandShared>()).run();
+    expand_tree_kernel(const ExpandTreeParams p, const LevelShape level,
+                       const __grid_constant__ TreeShape shape) {
+  TreeExpansion<1>(p, level, shape, static_cast<int>(blockIdx.x), shared_memory<ExpandShared>()).run();
 }
 
 }  // namespace
@@ -23,7 +24,7 @@ void expand_tree(const ExpandTreeParams& p, CUstream_st* stream) {
           .block = static_cast<unsigned>(ceil_div(count, kWarpSize) * kWarpSize),
           .stream = stream,
           .shared_bytes = sizeof(ExpandShared)},
-         p, level_shape(p.top_k, p.level, p.levels));
+         p, level_shape(p.top_k, p.level, p.levels), p.shape ? *p.shape : TreeShape{});
 }
 
 }  // namespace eagle::cuda

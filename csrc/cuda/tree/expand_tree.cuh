@@ -7,7 +7,8 @@
 // The beam: every warp sorts the ranks of 32 candidates at a time and merges its lists; then lists of warps
 // are merged pairwise, the better 32 of two at a time, until warp 0 has the best of all. Ranks differ, so the
 // order never depends on the shape of the merge. (Counting for each candidate the better ones takes a million
-// comparisons at top_k = 32.)
+// comparisons at top_k = 32.) A static tree's beam is known: thread n puts the level's n-th node down in
+// shared memory, in its candidate's place and in its beam row.
 #include "common/numeric.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp.cuh"
@@ -54,22 +55,26 @@ struct ExpandShared {
   int32_t best_rows[kMaxTopK];
   int32_t num_accepted;
   int32_t better[kMaxLevelCandidates / kWarpSize];  // candidates that a warp counted
+  // Of a static tree: the candidates that are nodes, and the candidate of each beam row, -1: none.
+  bool inside[kMaxLevelCandidates];
+  int32_t beam[kMaxTopK];
 };
 
 // A block of any number of whole warps, as long as kItems candidates a thread are enough for the level; all
 // threads take part. `shared` is free before and behind it only with a barrier of the caller's. What it reads
 // may have been written in the same launch.
+// `shape` stands for p.shape, which is the host's; without nodes: a dynamic tree.
 template <int kItems>
 class TreeExpansion {
  public:
-  __device__ __forceinline__ TreeExpansion(const ExpandTreeParams& p, const LevelShape& shape, int request,
-                                           ExpandShared& shared)
-      : p_(p), shape_(shape), shared_(shared), request_(request) {}
+  __device__ __forceinline__ TreeExpansion(const ExpandTreeParams& p, const LevelShape& level,
+                                           const TreeShape& shape, int request, ExpandShared& shared)
+      : p_(p), level_(level), shape_(shape), shared_(shared), request_(request) {}
 
   __device__ __forceinline__ void run() const {
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-    const bool from_root = p_.level == 1;
-    const int k = p_.top_k, count = from_root ? k : k * k, words = shape_.words;
+    const bool from_root = p_.level == 1, is_static = shape_.num_nodes > 0;
+    const int k = p_.top_k, count = from_root ? k : k * k, words = level_.words;
     int32_t* const beam_candidates = p_.beam_candidates + request_ * k;
     float* const beam_scores = p_.beam_scores + request_ * k;
     int32_t* const mask = p_.beam_mask + request_ * k * words;
@@ -92,8 +97,10 @@ class TreeExpansion {
       for (int i = thread; i < k * words; i += threads) shared_.old_mask[i] = load(mask + i);
     }
     if (thread == 0) shared_.num_accepted = p_.num_accepted ? load(p_.num_accepted + request_) : 0;
+    if (is_static) clear_nodes(count);
     __syncthreads();
     if (shared_.num_accepted < 0) return;
+    if (is_static) find_nodes();
 
     // The level's candidates.
     uint64_t best_ranks = 0;
@@ -103,8 +110,9 @@ class TreeExpansion {
       uint64_t value = 0;
       if (i < count) {
         const int row = i / k;
-        const float score = usable((from_root ? 0.0f : shared_.parent_scores[row]) + clamped(log_prob[j]));
-        const int64_t candidate = request_ * shape_.candidates + shape_.first + i;
+        float score = usable((from_root ? 0.0f : shared_.parent_scores[row]) + clamped(log_prob[j]));
+        if (is_static && !shared_.inside[i]) score = kNegativeInfinity;
+        const int64_t candidate = request_ * level_.candidates + level_.first + i;
         store(p_.candidate_tokens + candidate, token[j]);
         store(p_.candidate_scores + candidate, score);
         store(p_.candidate_parents + candidate, from_root ? -1 : shared_.parent_candidates[row]);
@@ -112,27 +120,32 @@ class TreeExpansion {
         shared_.tokens[i] = token[j];
         value = rank(score, i);
       }
+      if (is_static) continue;
       value = sort_descending(value);
       best_ranks =
           j == 0 ? value
                  : merge_descending(best_ranks, __shfl_sync(kFullMask, value, kWarpSize - 1 - lane_id()));
     }
-    best_ranks = best_of_block(best_ranks, (min(count, threads) + kWarpSize - 1) / kWarpSize);
+    if (is_static)
+      __syncthreads();
+    else
+      best_ranks = best_of_block(best_ranks, (min(count, threads) + kWarpSize - 1) / kWarpSize);
     if (warp_id() == 0 && lane_id() < k) {
-      const int r = lane_id(), best = index_of(best_ranks);
-      store(beam_candidates + r, shape_.first + best);
-      store(beam_scores + r, shared_.scores[best]);
-      store(p_.beam_tokens + request_ * k + r, shared_.tokens[best]);
-      store(p_.beam_rows + request_ * k + r, best / k);
-      shared_.best_rows[r] = best / k;
+      const int r = lane_id(), best = is_static ? shared_.beam[r] : index_of(best_ranks);
+      const bool used = best >= 0;
+      store(beam_candidates + r, used ? level_.first + best : -1);
+      store(beam_scores + r, used ? shared_.scores[best] : kNegativeInfinity);
+      store(p_.beam_tokens + request_ * k + r, used ? shared_.tokens[best] : 0);
+      store(p_.beam_rows + request_ * k + r, used ? best / k : 0);
+      shared_.best_rows[r] = used ? best / k : -1;
     }
     __syncthreads();
 
     // A beam entry's ancestors are its parent row's and itself.
     for (int i = thread; i < k * words; i += threads) {
       const int r = i / words, word = i % words, bit = (p_.level - 1) * k + r;
-      uint32_t bits =
-          from_root ? 0 : static_cast<uint32_t>(shared_.old_mask[shared_.best_rows[r] * words + word]);
+      const int row = shared_.best_rows[r];
+      uint32_t bits = from_root || row < 0 ? 0 : static_cast<uint32_t>(shared_.old_mask[row * words + word]);
       if (word == bit / 32) bits |= uint32_t{1} << (bit % 32);
       store(mask + i, static_cast<int32_t>(bits));
     }
@@ -144,11 +157,13 @@ class TreeExpansion {
   // The same answer in every thread.
   __device__ __forceinline__ bool is_over(int wanted) const {
     const int threads = static_cast<int>(blockDim.x), k = p_.top_k;
-    const int count = shape_.first + (p_.level == 1 ? k : k * k);
-    const float best = load(p_.beam_scores + request_ * k);
+    const int count = level_.first + (p_.level == 1 ? k : k * k);
+    const int row = min(lane_id(), k - 1);  // a static tree's beam is not sorted
+    const float best = warp_reduce(load(p_.beam_scores + request_ * k + row),
+                                   [](float a, float b) { return a > b ? a : b; });
     int better = 0;
     for (int i = static_cast<int>(threadIdx.x); i < count; i += threads)
-      better += load(p_.candidate_scores + request_ * shape_.candidates + i) >= best;
+      better += load(p_.candidate_scores + request_ * level_.candidates + i) >= best;
     better = __reduce_add_sync(kFullMask, better);
     if (lane_id() == 0) shared_.better[warp_id()] = better;
     __syncthreads();
@@ -158,6 +173,28 @@ class TreeExpansion {
   }
 
  private:
+  // The nodes of a static tree, in two steps with a barrier between them; behind the second one they are
+  // there for all threads.
+  __device__ __forceinline__ void clear_nodes(int count) const {
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    for (int i = thread; i < count; i += threads) shared_.inside[i] = false;
+    for (int r = thread; r < p_.top_k; r += threads) shared_.beam[r] = -1;
+  }
+  __device__ __forceinline__ void find_nodes() const {
+    const int threads = static_cast<int>(blockDim.x), end = nodes_to(p_.level);
+    for (int i = nodes_to(p_.level - 1) + static_cast<int>(threadIdx.x); i < end; i += threads) {
+      const TreeShape::Node node = shape_.nodes[i];
+      const int candidate = node.row * p_.top_k + node.rank;
+      shared_.inside[candidate] = true;
+      if (node.has_children) shared_.beam[node.beam_row] = candidate;
+    }
+    __syncthreads();
+  }
+  // As eagle::nodes_to, which is the host's.
+  __device__ __forceinline__ int nodes_to(int level) const {
+    return p_.top_k == 1 ? level : shape_.level_ends[level];
+  }
+
   // A log-probability is at most 0: rounding above it would let a child outrank its parent.
   static __device__ __forceinline__ float clamped(float log_prob) {
     return log_prob <= 0.0f ? log_prob : (log_prob > 0.0f ? 0.0f : kNegativeInfinity);
@@ -216,7 +253,8 @@ class TreeExpansion {
   }
 
   const ExpandTreeParams& p_;
-  const LevelShape& shape_;
+  const LevelShape& level_;
+  const TreeShape& shape_;
   ExpandShared& shared_;
   const int64_t request_;
 };

@@ -82,7 +82,8 @@ struct ExtendDraftParams {
   int64_t workspace_bytes = 0;
 };
 
-// gather along the accepted path -> extend -> `levels` levels of top-k expansion -> rerank.
+// gather along the accepted path -> extend -> `levels` levels of top-k expansion, or of a static tree's ->
+// rerank.
 // Request b's extend rows pair features[b, path[i]] with target_tokens[b, path[i]], i = 0 .. num_accepted, at
 // draft rows seq_lens + i (seq_lens before acceptance). The root of the new tree is target_tokens[b,
 // path[num_accepted]]. Beam rows of level j stand behind the committed rows, at new_seq_lens + (j-1) K + r,
@@ -111,6 +112,7 @@ struct DraftParams {
   const int64_t* seeds;          // [B] when temperature is given
   const KVCacheView* caches;     // [layers]
   DraftTree tree;
+  const TreeShape* shape = nullptr;  // a static tree, of this top_k and at least `levels` levels; on the host
 
   void* workspace = nullptr;  // as in ExtendDraftParams, of draft_workspace_bytes()
   int64_t workspace_bytes = 0;
@@ -157,7 +159,8 @@ void draft(const DraftHead& head, TensorView features, TensorView target_tokens,
            TensorView num_accepted, TensorView seq_lens, TensorView node_limit, TensorView temperature,
            TensorView seeds, float tau, int top_k, int levels, TreeOrder order,
            const std::vector<TensorView>& k_caches, const std::vector<TensorView>& v_caches,
-           TensorView page_table, const DraftTreeViews& tree, TensorView workspace, CUstream_st* stream);
+           TensorView page_table, const DraftTreeViews& tree, const TreeShape* shape, TensorView workspace,
+           CUstream_st* stream);
 // Bytes that the ops want as `workspace`, uint8 [bytes], on the device of the head; 0 on the CPU.
 int64_t extend_draft_workspace_bytes(const DraftHead& head, const std::vector<int32_t>& row_offsets,
                                      const std::vector<TensorView>& k_caches,

@@ -5,6 +5,7 @@
 // candidates from K + (j-2) K^2 on, row by row of the beam. Equal scores: the smaller flat index wins, so a
 // parent always beats its child.
 #include <cstdint>
+#include <vector>
 
 #include "eagle_cuda/tensor_view.h"
 
@@ -21,6 +22,26 @@ enum class TreeOrder : uint8_t { kPath, kCandidate };
 inline constexpr int64_t mask_words(int64_t nodes) { return (nodes + 31) / 32; }
 inline constexpr int64_t num_candidates(int64_t top_k, int64_t levels) {
   return top_k + (levels - 1) * top_k * top_k;
+}
+
+// A draft tree whose shape is fixed (EAGLE-1): which child, by rank, of which node, whatever the scores. In
+// the candidates' numbers a static tree is a dynamic one that scores -inf outside its shape, and whose beam
+// on a level is the shape's nodes with children. Made by tree_shape(); plain data, which kernels take by
+// value.
+inline constexpr int kMaxShapeNodes = kMaxTreeNodes - 1;
+struct TreeShape {
+  struct Node {
+    uint16_t rank : 5, row : 5;  // among its parent's children; the parent's row in its level's beam
+    uint16_t has_children : 1, beam_row : 5;  // its own row in the level's beam
+  };
+  int num_nodes = 0;                // root excluded; 0: no shape
+  int top_k = 0;                    // K: above every rank, and at least the nodes with children of any level
+  int levels = 0;                   // of the deepest node; at most kMaxBranchingLevels where top_k > 1
+  Node nodes[kMaxShapeNodes] = {};  // in flat order: by level, then lexicographic
+  uint8_t level_ends[kMaxBranchingLevels + 1] = {};  // nodes on levels 1 .. l; where top_k = 1 they are l
+};
+inline int nodes_to(const TreeShape& shape, int level) {
+  return shape.top_k == 1 ? level : shape.level_ends[level];
 }
 
 // A draft tree per request. Node 0 is the root; parents[i] < i. Slots at and beyond num_nodes: token 0,
@@ -57,6 +78,10 @@ struct ExpandTreeParams {
   int32_t* beam_rows;        // [B, K]  out: parent row of each new beam entry (0 at level 1)
   int32_t* beam_mask;  // [B, K, ceil(levels K/32)]  in and out: ancestor-or-self bits over the beam rows of
                        //   all levels, row r of level j being bit (j-1) K + r
+
+  // A static tree, of this top_k and at least `levels` levels; on the host, also for CUDA. Rows of its beam
+  // that no node has: candidate -1, token 0, row 0, score -inf, no bit but their own. nullptr: dynamic.
+  const TreeShape* shape = nullptr;
 };
 
 // The num_nodes - 1 best candidates and the root, as a DraftTree. A candidate counts (and is stored) with the
@@ -87,6 +112,12 @@ struct RetrieveIndicesParams {
   int32_t* num_leaves;        // [B]
 };
 
+// From the nodes' paths in any order, each the ranks (from 0) of the children from the root on. top_k = 0:
+// the smallest possible. Throws unless every node's parent is there and kMaxCandidates candidates are enough.
+TreeShape tree_shape(const std::vector<std::vector<int>>& paths, int top_k = 0);
+
+void validate(const TreeShape& shape);
+void check_shape(const TreeShape* shape, int top_k, int levels);  // of a call; nullptr is none
 void validate(const ExpandTreeParams& p);
 void validate(const BuildTreeParams& p);
 void validate(const RetrieveIndicesParams& p);
@@ -110,7 +141,7 @@ struct DraftTreeViews {
 void expand_tree(TensorView tokens, TensorView log_probs, int level, int levels, TensorView num_accepted,
                  TensorView candidate_tokens, TensorView candidate_scores, TensorView candidate_parents,
                  TensorView beam_candidates, TensorView beam_scores, TensorView beam_tokens,
-                 TensorView beam_rows, TensorView beam_mask, CUstream_st* stream);
+                 TensorView beam_rows, TensorView beam_mask, const TreeShape* shape, CUstream_st* stream);
 void build_tree(TensorView root_tokens, TensorView candidate_tokens, TensorView candidate_scores,
                 TensorView candidate_parents, TensorView node_limit, TreeOrder order,
                 const DraftTreeViews& tree, TensorView selected, CUstream_st* stream);
