@@ -73,6 +73,7 @@ class TreeDraw:
     branching: int  # children per node; of a head the children tried
     seed: int
     parents: tuple[int, ...] = ()  # static
+    paths: tuple[tuple[int, ...], ...] = ()  # of a head's static tree, if it has one
     coupling: float | None = None
     tau: float = 1.0
     head_format: str | None = None
@@ -235,7 +236,7 @@ def _draw_head_tree(rng: random.Random, drafter: str, model: ModelDraw) -> TreeD
     most = 1 + branching + (levels - 1) * branching**2
     sizes = [n for n in (*NODES, *WIDE_NODES) if n <= most]
     nodes = max(rng.choice(sizes), rng.choice(sizes))
-    return TreeDraw(
+    tree = TreeDraw(
         drafter,
         nodes,
         levels,
@@ -246,6 +247,23 @@ def _draw_head_tree(rng: random.Random, drafter: str, model: ModelDraw) -> TreeD
         head_format=rng.choice(HEAD_FORMATS),
         draft_vocab=rng.choice((None, model.vocab_size - 3)) if drafter == "eagle3" else None,
     )
+    own = random.Random(repr(tree))  # the other draws stay what they are
+    if own.random() >= 0.25:
+        return tree
+    paths = _draw_paths(own, nodes)
+    return dataclasses.replace(tree, paths=paths, nodes=len(paths) + 1, levels=max(map(len, paths)))
+
+
+def _draw_paths(rng: random.Random, nodes: int) -> tuple[tuple[int, ...], ...]:
+    """At most `nodes` rank paths of a tree of at most 6 levels with at most 9 parents, of low ranks mostly."""
+    paths: list[tuple[int, ...]] = [(rng.randrange(3),)]
+    for _ in range(nodes):
+        above = rng.choice([(), *(path for path in paths if len(path) < 6)])
+        path = (*above, min(rng.randrange(9), rng.randrange(9)))
+        parents = {p[:-1] for p in (*paths, path) if len(p) == len(path)}
+        if path not in paths and len(parents) <= 9:
+            paths.append(path)
+    return tuple(paths)
 
 
 def _draw_prompts(rng: random.Random, count: int, vocab_size: int) -> list[tuple[int, ...]]:

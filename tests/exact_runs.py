@@ -22,6 +22,7 @@ import torch
 import eagle_cuda
 import eagle_decode.engine
 from eagle_cuda.kv_cache import KVCache, compact_kv
+from eagle_cuda.tree import TreeShape
 from eagle_decode.engine import Engine
 from eagle_decode.models.base import TargetOutput
 from eagle_decode.models.llama import LlamaTarget
@@ -280,9 +281,12 @@ def _drafter_options(drawn: Draw, target: Any, continuations: dict[int, list[int
         return {
             "head": tiny_head(tree.drafter, target, seed=tree.seed, **shape),
             "head_format": tree.head_format,
-            "levels": tree.levels, "draft_top_k": tree.branching, "max_nodes": tree.nodes,
             "coupling": tree.coupling, "tau": tree.tau,
-        }  # fmt: skip
+        } | (
+            {"tree_shape": TreeShape(tree.paths)}
+            if tree.paths
+            else {"levels": tree.levels, "draft_top_k": tree.branching, "max_nodes": tree.nodes}
+        )  # fmt: skip
     # Trees go on behind the end, so that only the loop's own bounds end a request.
     random = np.random.default_rng(tree.seed)
     known = {

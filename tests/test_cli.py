@@ -67,6 +67,36 @@ def test_a_quantised_head_changes_the_drafts_and_not_the_tokens(folders):
         generate(folders, "--prompt", "Hello", "--head-format", "bits")
 
 
+def test_static_trees(folders, tmp_path):
+    """By name, as a chain, from a file; the document says which."""
+    path = tmp_path / "paths.json"
+    path.write_text("[[1], [0], [0, 2]]")
+    (plain,) = generate(folders, "--prompt", "Hello", "--no-speculate", "--tree-shape", "chain:2")
+    assert "tree_shape" not in plain
+    for shape, nodes in (("mc_sim_7b_63", 25), ("chain:2", 2), (str(path), 3)):
+        (drafted,) = generate(folders, "--prompt", "Hello", "--tree-shape", shape)
+        assert drafted["tokens"] == plain["tokens"]
+        assert drafted["tree_shape"] == shape
+        metrics = drafted["metrics"]
+        # Every cycle but the last ones, which the budget cuts.
+        assert nodes * (metrics["cycles"] - 6) < metrics["draft_tokens"] <= nodes * metrics["cycles"]
+    path.write_text("[[1], [0, 2]]")
+    for arguments, message in (
+        (
+            ("--tree-shape", "star"),
+            "^tree_shape: expected mc_sim_7b_63, chain:N or a JSON file of paths, got star",
+        ),
+        (("--tree-shape", "chain:0"), "^length: expected 1 to 255, got 0"),
+        (("--tree-shape", str(path)), r"^tree_shape: .*: paths: expected every node's parent, got \[0, 2\]"),
+        (("--tree-shape", "chain:2", "--nodes", "3"), "^tree_shape: expected no --nodes beside it, got 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            generate(folders, "--prompt", "Hello", *arguments)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="^tree_shape: .*paths.json: Expecting property name"):
+        generate(folders, "--prompt", "Hello", "--tree-shape", str(path))
+
+
 def test_options_reach_the_sampler(folders):
     def tokens(*arguments: str) -> list[int]:
         return generate(folders, "--prompt", "Hello", *arguments)[0]["tokens"]

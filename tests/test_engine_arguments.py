@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_cuda.tree import MC_SIM_7B_63
 from eagle_decode import Engine, SamplingParams
 from tiny_models import tiny_head, tiny_target
 
@@ -27,6 +28,21 @@ def head(target):
 def test_sizes_are_integers(target, head, name, value):
     with pytest.raises(ValueError, match=f"{name}: expected an integer, got {value!r}"):
         Engine(target, head, **{name: value})
+
+
+def test_a_tree_shape_stands_alone(target, head):
+    for name in ("levels", "draft_top_k", "max_nodes"):
+        with pytest.raises(ValueError, match=f"^{name}: expected None beside a tree_shape, got 3"):
+            Engine(target, head, tree_shape=MC_SIM_7B_63, **{name: 3})
+    with pytest.raises(ValueError, match=r"^tree_shape: expected an eagle_cuda.TreeShape, got \[\[0\]\]"):
+        Engine(target, head, tree_shape=[[0]])
+    with pytest.raises(ValueError, match="^draft: expected None beside a tree_shape, got both"):
+        Engine(target, draft=Engine(target, head).drafter, tree_shape=MC_SIM_7B_63)
+    narrow = tiny_head("eagle3", target, draft_vocab=3)
+    with pytest.raises(
+        ValueError, match="^tree_shape.top_k: expected at most the draft vocabulary's 3, got 4"
+    ):
+        Engine(target, narrow, tree_shape=MC_SIM_7B_63)
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 0, "1", None])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from eagle_cuda.tree import TreeShape
 from eagle_decode import Engine, SamplingParams
 from oracle_drafter import ChainOfTruth, OracleDrafter
 from random_requests import outcome
@@ -71,6 +72,37 @@ def test_the_context_ends_in_the_middle_of_a_tree(target, temperature):
     tree = {"levels": 5, "draft_top_k": 4, "max_nodes": 30}
     real = Engine(target, tiny_head("eagle3", target), max_batch=3, max_length=length, **tree)
     assert [outcome(r) for r in real.generate(prompts, sampling)] == [outcome(r) for r in plain]
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_a_static_tree_is_whole_until_the_budget_cuts_it(target, kind):
+    """Levels that no request can emit any more are not grown; of the rest every node is proposed, and of a
+    request with less left no more nodes than it could emit."""
+    shape = TreeShape([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (0, 1, 0, 0)])
+    engine = Engine(target, tiny_head(kind, target), tree_shape=shape, max_batch=2)
+    assert (engine.drafter.levels, engine.drafter.max_nodes) == (4, 9)
+    prompts, sampling = [[3, 1, 4, 1, 5], [9, 2]], [SamplingParams(max_new_tokens=n) for n in (12, 9)]
+    seen = []
+
+    def observe(batch, rows, tree, logits):
+        if batch.requests[rows.start].tokens:  # not a prompt
+            left = [request.remaining for request in batch.requests[rows]]
+            seen.append((left, tree.num_nodes.tolist(), tree.depths.max(1).values.tolist()))
+
+    engine.observer = observe
+    tokens = [result.tokens for result in engine.generate(prompts, sampling)]
+    assert tokens == [result.tokens for result in engine.generate(prompts, sampling, speculate=False)]
+    cuts = set()
+    for left, nodes, depths in seen:
+        for most, count, depth in zip(left, nodes, depths, strict=True):
+            if count == 1:
+                continue  # decoded plainly
+            levels = min(4, most - 1)
+            assert count == 1 + shape.nodes_within(levels)
+            if most == max(left):
+                assert depth == levels
+                cuts.add(levels)
+    assert cuts == {1, 2, 3, 4}
 
 
 def test_a_stop_where_the_context_ends(target):

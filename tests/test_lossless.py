@@ -22,6 +22,7 @@ import torch
 
 import eagle_decode.engine
 from eagle_cuda.sampling import Sampled
+from eagle_cuda.tree import TreeShape
 from eagle_decode.engine import Engine
 from eagle_decode.models.llama import LlamaTarget
 from eagle_decode.sampling import SamplingParams
@@ -390,19 +391,11 @@ def check_head(
     **options: Any,
 ) -> set[int]:
     """Returns the accepted lengths that occurred. There are more requests than rows: most join a batch that
-    runs."""
+    runs. nodes = 0: of a tree_shape among the options."""
     target = target_of(dtype, vocab_size=HEAD_VOCAB, heads=heads)
     head = tiny_head(kind, target, seed=seed, **({"draft_vocab": 13} if kind == "eagle3" else {}))
-    engine = Engine(
-        target,
-        head,
-        levels=3,
-        draft_top_k=8,
-        max_nodes=nodes,
-        max_batch=batch,
-        max_length=MAX_LENGTH,
-        **options,
-    )
+    tree = {"levels": 3, "draft_top_k": 8, "max_nodes": nodes} if nodes else {}
+    engine = Engine(target, head, max_batch=batch, max_length=MAX_LENGTH, **tree, **options)
     prompts = prompts_of(requests or 3 * batch + 4, seed, HEAD_VOCAB)
     sampling = [
         SamplingParams(temperature=temperature, seed=seed + i, max_new_tokens=25 + 5 * (i % 4), logprobs=True)
@@ -429,6 +422,27 @@ def check_head(
 )
 def test_random_head(kind, dtype, temperature, batch, nodes):
     assert check_head(kind, dtype, temperature, batch, nodes, seed=31) == {0, 1, 2, 3}
+
+
+# The root's 8 best children, the 5 best of each of those, the best of some of these.
+SHAPE = TreeShape(
+    [(i,) for i in range(8)]
+    + [(i, j) for i in range(8) for j in range(5)]
+    + [(i, i % 2, 0) for i in range(8)]
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "temperature", "batch"),
+    [
+        ("eagle3", torch.bfloat16, 1.0, 3),
+        ("eagle1", torch.float32, 0.0, 2),
+        pytest.param("eagle1", torch.bfloat16, 0.7, 1, marks=pytest.mark.full),
+    ],
+)
+def test_random_head_with_a_static_tree(kind, dtype, temperature, batch):
+    lengths = check_head(kind, dtype, temperature, batch, 0, seed=31, tree_shape=SHAPE)
+    assert lengths >= {0, 1, 2}
 
 
 @drafts

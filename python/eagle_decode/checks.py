@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from eagle_cuda.tree import TreeShape
 from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.models.base import Target
+from eagle_decode.sampling import integer
 
 
 def check_target(target: Target) -> None:
@@ -34,6 +36,26 @@ def check_coupling(coupling: float | None) -> None:
     number = isinstance(coupling, (int, float)) and not isinstance(coupling, bool)
     if coupling is not None and not (number and 0 <= coupling <= 1):
         raise ValueError(f"coupling: expected a number from 0 to 1, or None, got {coupling!r}")
+
+
+def tree_size(
+    tree_shape: TreeShape | None, levels: int | None, top_k: int | None, max_nodes: int | None
+) -> tuple[int, int, int]:
+    """levels, draft_top_k and max_nodes of an engine: the shape's, or what was given, by default 4, 4 and 8.
+    Raises where both were given, and for trees that the ops do not grow."""
+    if tree_shape is not None:
+        if not isinstance(tree_shape, TreeShape):
+            raise ValueError(f"tree_shape: expected an eagle_cuda.TreeShape, got {tree_shape!r:.80}")
+        given = {"levels": levels, "draft_top_k": top_k, "max_nodes": max_nodes}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"{name}: expected None beside a tree_shape, got {value!r}")
+        return tree_shape.levels, tree_shape.top_k, tree_shape.num_nodes + 1
+    levels = 4 if levels is None else integer("levels", levels)
+    top_k = 4 if top_k is None else integer("draft_top_k", top_k)
+    max_nodes = 8 if max_nodes is None else integer("max_nodes", max_nodes)
+    check_shape(levels, top_k, max_nodes)
+    return levels, top_k, max_nodes
 
 
 def check_shape(levels: int, top_k: int, max_nodes: int) -> None:

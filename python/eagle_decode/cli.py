@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import typer
 from rich.console import Console
 
-from eagle_decode.loading import head_folder, open_engine
+from eagle_decode.loading import TreeOptions, head_folder, open_engine
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -31,10 +31,18 @@ HeadOption = Annotated[str | None, typer.Option(help="folder of a draft head, or
 HeadFormatOption = Annotated[
     str | None, typer.Option(help="quantise the head's weights: fp8, int8, int4 or int8_dynamic")
 ]
-NodesOption = Annotated[int, typer.Option(min=1, max=256, help="nodes of the draft tree, root included")]
-LevelsOption = Annotated[int, typer.Option(min=1, help="depth of the draft tree")]
+NodesOption = Annotated[
+    int | None, typer.Option(min=1, max=256, help="nodes of the draft tree, root included; default: 6")
+]
+LevelsOption = Annotated[int | None, typer.Option(min=1, help="depth of the draft tree; default: 3")]
 TopKDraftOption = Annotated[
-    int, typer.Option(min=1, max=32, help="children tried per node of the draft tree")
+    int | None, typer.Option(min=1, max=32, help="children tried per node of the draft tree; default: 3")
+]
+TreeShapeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="a static tree instead: mc_sim_7b_63, chain:N, or a JSON file of its nodes' rank paths"
+    ),
 ]
 DtypeOption = Annotated[str, typer.Option(help="bfloat16, float16 or float32")]
 
@@ -104,9 +112,10 @@ def generate(
         list[str] | None, typer.Option(help="end before this string; may be given several times")
     ] = None,
     speculate: Annotated[bool, typer.Option(help="use the draft head, or decode plainly")] = True,
-    nodes: NodesOption = 6,
-    levels: LevelsOption = 3,
-    top_k_draft: TopKDraftOption = 3,
+    nodes: NodesOption = None,
+    levels: LevelsOption = None,
+    top_k_draft: TopKDraftOption = None,
+    tree_shape: TreeShapeOption = None,
     chat: Annotated[
         bool, typer.Option("--chat/--raw", help="apply the chat template, or continue the text as it is")
     ] = True,
@@ -149,15 +158,14 @@ def generate(
         if not text.strip():
             raise ValueError(f"prompt: expected text, got {text!r}")
     notes = Console(stderr=True)
+    tree = TreeOptions(nodes, levels, top_k_draft, tree_shape)
     engine = open_engine(
         notes,
         target,
         head if speculate else None,
         head_format=head_format,
         dtype=dtype,
-        nodes=nodes,
-        levels=levels,
-        top_k_draft=top_k_draft,
+        tree=tree,
         max_batch=min(4, len(texts)),
     )
     sampling = replace(engine.default_sampling, **given)
@@ -166,9 +174,9 @@ def generate(
     prompts = [chat_prompt(engine.tokenizer, text) if chat else text for text in texts]
     if as_json:
         results = engine.generate(prompts, sampling, speculate=speculate)
-        typer.echo(
-            json.dumps([as_dict(text, result) for text, result in zip(texts, results, strict=True)], indent=2)
-        )
+        shape = {"tree_shape": tree_shape} if tree_shape and head and speculate else {}
+        shown = [as_dict(text, result) | shape for text, result in zip(texts, results, strict=True)]
+        typer.echo(json.dumps(shown, indent=2))
         if show_errors(notes, results):
             raise typer.Exit(1)
         return
@@ -329,31 +337,28 @@ def demo(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="timed runs of each kind")] = 3,
-    nodes: NodesOption = 6,
-    levels: LevelsOption = 3,
-    top_k_draft: TopKDraftOption = 3,
+    nodes: NodesOption = None,
+    levels: LevelsOption = None,
+    top_k_draft: TopKDraftOption = None,
+    tree_shape: TreeShapeOption = None,
 ) -> None:
     """Streams answers of a small model with drafted tokens marked, and compares them with plain decoding."""
     from eagle_decode.demo import PROMPTS, run_demo
 
     console = Console(highlight=False)
+    tree = TreeOptions(nodes, levels, top_k_draft, tree_shape)
     engine = open_engine(
         console,
         target,
         head,
         head_format=head_format,
         dtype="bfloat16",
-        nodes=nodes,
-        levels=levels,
-        top_k_draft=top_k_draft,
+        tree=tree,
         max_batch=1,
     )
     import eagle_cuda
 
-    setting = (
-        f"{target}, head {head}, trees of {nodes} nodes (levels {levels}, top-k {top_k_draft}), "
-        f"{eagle_cuda.num_threads()} threads."
-    )
+    setting = f"{target}, head {head}, {tree}, {eagle_cuda.num_threads()} threads."
     identical = run_demo(
         console,
         engine,

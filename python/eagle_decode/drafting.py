@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eagle_cuda.draft import draft, extend_draft
 from eagle_cuda.kv_cache import KVCache
-from eagle_cuda.tree import DraftTree, empty_draft_tree
+from eagle_cuda.tree import DraftTree, TreeShape, empty_draft_tree
 from eagle_decode.checks import check_coupling
 from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.sampling import SamplingParams
@@ -74,6 +74,7 @@ class HeadDrafter:
     head: as `heads.load_head` returns it. dtype: of the target's features. capacity: requests at a time.
     max_length: tokens of the longest request.
     levels, top_k, max_nodes: shape of the tree; max_nodes is cut to what levels and top_k can fill.
+    tree_shape: a static tree, of these levels, this top_k, and max_nodes - 1 nodes beside the root.
     coupling: how much of the target's own noise ranks the candidates of requests with a temperature > 0: 0,
         none, which is by draft probability alone, to 1, all of it. None: what was measured to be best, by
         request (`default_coupling`). tau: softens the scores of candidates ranked with noise.
@@ -81,18 +82,20 @@ class HeadDrafter:
 
     def __init__(
         self, head: LoadedHead, *, dtype: torch.dtype, device: torch.device, capacity: int, max_length: int,
-        levels: int, top_k: int, max_nodes: int, coupling: float | None = None, tau: float = 1.0,
+        levels: int, top_k: int, max_nodes: int, tree_shape: TreeShape | None = None,
+        coupling: float | None = None, tau: float = 1.0,
     ):  # fmt: skip
         check_coupling(coupling)
         if top_k > head.draft_vocab_size:
+            name = "draft_top_k" if tree_shape is None else "tree_shape.top_k"
             raise ValueError(
-                f"draft_top_k: expected at most the draft vocabulary's {head.draft_vocab_size}, got {top_k}"
+                f"{name}: expected at most the draft vocabulary's {head.draft_vocab_size}, got {top_k}"
             )
         if head.feature_layers is None:
             raise ValueError(
                 "head: its feature layers are unknown; load it with target_config= or feature_layers="
             )
-        self.levels, self._top_k = levels, top_k
+        self.levels, self._top_k, self._shape = levels, top_k, tree_shape
         self.max_nodes = min(max_nodes, self._most_nodes(levels))
         self.feature_layers = head.feature_layers
         self._coupling, self._tau = coupling, tau
@@ -139,8 +142,9 @@ class HeadDrafter:
         size = len(batch.requests)
         return draft(
             self.head, batch.features, batch.sampled.tokens, batch.accepted, batch.seq_lens,
-            self._caches_for(size), top_k=self._top_k, levels=levels, node_limit=limit, tau=self._tau,
-            temperature=self._temperature_of(batch), seeds=batch.seeds, out=self._tree(size, width),
+            self._caches_for(size), top_k=self._top_k, levels=levels, shape=self._shape, node_limit=limit,
+            tau=self._tau, temperature=self._temperature_of(batch), seeds=batch.seeds,
+            out=self._tree(size, width),
         )  # fmt: skip
 
     def _temperature_of(self, batch: Batch) -> Tensor:
@@ -155,6 +159,8 @@ class HeadDrafter:
         return self._temperature[: len(batch.requests)]
 
     def _most_nodes(self, levels: int) -> int:
+        if self._shape is not None:
+            return 1 + self._shape.nodes_within(levels)
         return 1 + self._top_k + max(levels - 1, 0) * self._top_k**2 if levels else 1
 
     def _useful_nodes(self, remaining: int) -> int:

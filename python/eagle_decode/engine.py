@@ -16,10 +16,10 @@ from torch import Tensor
 
 from eagle_cuda.kv_cache import compact_kv
 from eagle_cuda.sampling import Sampled, sample_tokens
-from eagle_cuda.tree import DraftTree
+from eagle_cuda.tree import DraftTree, TreeShape
 from eagle_cuda.verify import Accepted, verify
 from eagle_decode import faults
-from eagle_decode.checks import check_coupling, check_head, check_shape, check_target
+from eagle_decode.checks import check_coupling, check_head, check_target, tree_size
 from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
 from eagle_decode.generation_config import default_sampling
 from eagle_decode.heads.loaded import LoadedHead
@@ -39,7 +39,8 @@ class Engine:
         weights, see `LoadedHead.with_weights`. tokenizer: transformers';
         needed for prompts and stop strings given as text.
     levels, draft_top_k, max_nodes: the draft tree's depth, the children tried per node, and the nodes that
-        are verified, root included (at most 256; 1: plain decoding).
+        are verified, root included (at most 256; 1: plain decoding). Default: 4, 4, 8.
+    tree_shape: a static tree instead of these three, which every cycle verifies whole.
     max_batch: requests that run at a time; more wait for a free row. max_length: tokens of the longest
         request, prompt included (default: what the target was made for, at most 4096).
     coupling, tau: see HeadDrafter. draft: any Drafter instead of a head.
@@ -58,9 +59,10 @@ class Engine:
         tokenizer: Any = None,
         *,
         head_format: str | None = None,
-        levels: int = 4,
-        draft_top_k: int = 4,
-        max_nodes: int = 8,
+        levels: int | None = None,
+        draft_top_k: int | None = None,
+        max_nodes: int | None = None,
+        tree_shape: TreeShape | None = None,
         max_batch: int = 4,
         max_length: int | None = None,
         coupling: float | None = None,
@@ -69,9 +71,8 @@ class Engine:
         observer: Callable[[Batch, slice, DraftTree, Tensor], None] | None = None,
     ):
         check_target(target)
-        levels, max_nodes = integer("levels", levels), integer("max_nodes", max_nodes)
-        draft_top_k, max_batch = integer("draft_top_k", draft_top_k), integer("max_batch", max_batch)
-        check_shape(levels, draft_top_k, max_nodes)
+        levels, draft_top_k, max_nodes = tree_size(tree_shape, levels, draft_top_k, max_nodes)
+        max_batch = integer("max_batch", max_batch)
         if max_batch < 1:
             raise ValueError(f"max_batch: expected at least 1, got {max_batch}")
         if max_length is None:
@@ -83,6 +84,8 @@ class Engine:
             )
         if head is not None and draft is not None:
             raise ValueError("draft: expected None beside a head, got both")
+        if tree_shape is not None and draft is not None:
+            raise ValueError("draft: expected None beside a tree_shape, got both")
         if not (isinstance(tau, (int, float)) and 0 < tau < math.inf):
             raise ValueError(f"tau: expected a finite number > 0, got {tau!r}")
         check_coupling(coupling)
@@ -98,7 +101,7 @@ class Engine:
             draft = HeadDrafter(
                 head, dtype=target.dtype, device=target.device, capacity=max_batch,
                 max_length=max_length, levels=levels, top_k=draft_top_k, max_nodes=max_nodes,
-                coupling=coupling, tau=tau,
+                tree_shape=tree_shape, coupling=coupling, tau=tau,
             )  # fmt: skip
         self.drafter = draft
         self._levels = getattr(draft, "levels", levels)

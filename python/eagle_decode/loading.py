@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from eagle_cuda.tree import TreeShape
 
 
 def head_folder(head: str) -> Path:
@@ -15,6 +19,56 @@ def head_folder(head: str) -> Path:
     return HEAD if head == "demo" else Path(head)
 
 
+def named_shape(text: str) -> TreeShape:
+    """The static tree that `text` means: `mc_sim_7b_63` (EAGLE-1's), `chain:5`, or a JSON file that lists the
+    rank paths of its nodes: [[0], [1], [0, 0]]."""
+    from eagle_cuda.tree import MC_SIM_7B_63, TreeShape
+
+    if text == "mc_sim_7b_63":
+        return MC_SIM_7B_63
+    kind, _, length = text.partition(":")
+    if kind == "chain" and length.isdecimal():
+        return TreeShape.chain(int(length))
+    if not Path(text).is_file():
+        raise ValueError(f"tree_shape: expected mc_sim_7b_63, chain:N or a JSON file of paths, got {text}")
+    try:
+        return TreeShape(json.loads(Path(text).read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"tree_shape: {text}: {error}") from None
+
+
+class TreeOptions(NamedTuple):
+    """What a command line says of the draft tree; None is not given. Dynamic trees have 6 nodes, 3 levels and
+    a top-k of 3 by default."""
+
+    nodes: int | None = None
+    levels: int | None = None
+    top_k: int | None = None
+    shape: str | None = None
+
+    def dynamic(self) -> tuple[int, int, int]:
+        """nodes, levels, top-k."""
+        given = zip(self[:3], (6, 3, 3), strict=True)
+        nodes, levels, top_k = (default if value is None else value for value, default in given)
+        return nodes, levels, top_k
+
+    def of_engine(self) -> dict[str, Any]:
+        """The Engine's arguments. Raises ValueError for a shape beside any of the others."""
+        if self.shape is None:
+            nodes, levels, top_k = self.dynamic()
+            return {"levels": levels, "draft_top_k": top_k, "max_nodes": nodes}
+        for name, value in (("nodes", self.nodes), ("levels", self.levels), ("top-k-draft", self.top_k)):
+            if value is not None:
+                raise ValueError(f"tree_shape: expected no --{name} beside it, got {value}")
+        return {"tree_shape": named_shape(self.shape)}
+
+    def __str__(self) -> str:
+        if self.shape is not None:
+            return f"trees of the shape {self.shape}"
+        nodes, levels, top_k = self.dynamic()
+        return f"trees of {nodes} nodes (levels {levels}, top-k {top_k})"
+
+
 def open_engine(
     console: Console,
     target: str,
@@ -22,14 +76,14 @@ def open_engine(
     *,
     head_format: str | None,
     dtype: str,
-    nodes: int,
-    levels: int,
-    top_k_draft: int,
+    tree: TreeOptions,
     max_batch: int,
 ) -> Any:
     """An engine over a target, its tokenizer and, if given, a head; the console shows what is being
     loaded."""
-    if head is not None and nodes <= levels:
+    of_tree = tree.of_engine()
+    nodes, levels, _ = tree.dynamic()
+    if head is not None and tree.shape is None and nodes <= levels:
         console.print(
             f"note: a tree of {nodes} nodes is at most {nodes - 1} levels deep; "
             f"--levels {levels} asks for more",
@@ -54,8 +108,6 @@ def open_engine(
             None if head is None else head_folder(head),
             tokenizer,
             head_format=head_format,
-            levels=levels,
-            draft_top_k=top_k_draft,
-            max_nodes=nodes,
+            **of_tree,
             max_batch=max_batch,
         )
