@@ -18,6 +18,7 @@ import torch
 from eagle_cuda._extension import _C
 from eagle_cuda.kv_cache import compact_kv
 from eagle_cuda.linear import pack_weight, rms_norm
+from eagle_cuda.tree import TreeShape
 
 X = torch.arange(12, dtype=torch.float32).reshape(3, 4) - 5
 WEIGHT = torch.tensor([1.0, 2.0, 0.5, -1.0])
@@ -410,6 +411,8 @@ def sample(kind: str):
             return value
     if kind.endswith(".PackedWeight"):
         return pack_weight(torch.zeros(4, 4))
+    if kind.endswith(".TreeShape"):
+        return TreeShape.chain(2)
     assert kind.endswith(".DraftHead"), f"no sample of the type {kind}"
     from draft_rig import Rig
 

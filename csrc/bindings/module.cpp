@@ -41,8 +41,8 @@ PYBIND11_MODULE(_C, m) {
     return reason;
   });
   eagle::bindings::bind_linear(m);
-  eagle::bindings::bind_draft(m);
   eagle::bindings::bind_tree(m);
+  eagle::bindings::bind_draft(m);  // its signature names a type of tree's
   eagle::bindings::bind_attention(m);
   eagle::bindings::bind_sampling(m);
   eagle::bindings::bind_verify(m);

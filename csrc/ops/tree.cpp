@@ -117,11 +117,14 @@ void validate(const TreeShape& shape) {
                nodes_to(shape, shape.levels) == shape.num_nodes;
   int parents = 1;  // rows of the beam before
   for (int level = 1; sound && level <= shape.levels; ++level) {
-    int rows = 0;
+    int rows = 0, last = -1;
     const int end = nodes_to(shape, level);
     for (int i = nodes_to(shape, level - 1); i < end && end <= shape.num_nodes; ++i) {
       const TreeShape::Node& node = shape.nodes[i];
-      sound &= node.rank < K && node.row < parents && (!node.has_children || node.beam_row == rows);
+      const int candidate = node.row * K + node.rank;
+      sound &= candidate > last && node.rank < K && node.row < parents &&
+               (!node.has_children || node.beam_row == rows);
+      last = candidate;
       rows += node.has_children;
     }
     sound &= end > nodes_to(shape, level - 1) && rows <= K && (rows > 0) == (level < shape.levels);
