@@ -170,8 +170,8 @@ def draft(
     out: DraftTree | None = None,
     workspace: Tensor | None = None,
 ) -> DraftTree:
-    """The draft phase: extends the cache along the accepted path, grows `levels` levels by top-k, or the nodes
-    of a static tree, keeps the best nodes.
+    """The draft phase: extends the cache along the accepted path, grows `levels` levels by top-k, or the
+    nodes of a static tree, keeps the best nodes.
 
     EAGLE-2's dynamic tree (arXiv 2406.16858; SEMANTICS.md 2.2), or with `shape` EAGLE-1's static one (arXiv
     2401.15077; SEMANTICS.md 2.4), over either kind of head. The root of the new tree is

@@ -21,8 +21,8 @@ MAX_BRANCHING_LEVELS: int = _C.MAX_BRANCHING_LEVELS
 
 
 class TreeShape(_C.TreeShape):
-    """A static draft tree: which child, by rank, of which node, whatever the scores. `draft` and `expand_tree`
-    take it, `MC_SIM_7B_63` is the published one. Immutable; equal where the nodes and `top_k` are.
+    """A static draft tree: which child, by rank, of which node, whatever the scores. `draft` and
+    `expand_tree` take it, `MC_SIM_7B_63` is the published one. Immutable; equal where the nodes and `top_k` are.
 
     Attributes: paths (sorted by length, then lexicographically), num_nodes (the root not counted), levels,
     top_k (K: children computed per node, rows of a level).
@@ -36,8 +36,8 @@ class TreeShape(_C.TreeShape):
         """
         Args:
             paths: For each node but the root the ranks on its way from the root, 0 the most likely child:
-                ``(1,)`` is the root's second child, ``(1, 0)`` that node's best. In any order, 1 to 255, ranks
-                0 to 31; every node's parent must be among them.
+                ``(1,)`` is the root's second child, ``(1, 0)`` that node's best. 1 to 255 of them in any
+                order, ranks 0 to 31; every node's parent must be among them.
             top_k: At least 1 more than the largest rank, and the most nodes with children that a level has;
                 by default no more than that. At most 31 levels where it is above 1; at most 8192 candidates
                 ``top_k + (levels - 1) * top_k**2``.

@@ -255,7 +255,7 @@ def _draw_head_tree(rng: random.Random, drafter: str, model: ModelDraw) -> TreeD
 
 
 def _draw_paths(rng: random.Random, nodes: int) -> tuple[tuple[int, ...], ...]:
-    """At most `nodes` rank paths of a tree of at most 6 levels with at most 9 parents, of low ranks mostly."""
+    """At most `nodes` rank paths of at most 6 levels with at most 9 parents, of low ranks mostly."""
     paths: list[tuple[int, ...]] = [(rng.randrange(3),)]
     for _ in range(nodes):
         above = rng.choice([(), *(path for path in paths if len(path) < 6)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 from pathlib import Path
 
@@ -546,6 +547,7 @@ def test_train_writes_text_trains_resumes_and_exports(tmp_path, monkeypatch):
     stop_at["step"] = None
     folder = recipe.train("tiny", tmp_path / "head", minutes=0.001, max_steps=12, **common)
     assert any(line.startswith("resumed at step 6") for line in lines)
+    assert re.search(r"% +0\.\d min left", "\n".join(lines)), lines  # by steps too
     head = import_head(folder)
     assert head.config.draft_vocab_size == 32
     assert "12 steps" in (folder / "README.md").read_text()

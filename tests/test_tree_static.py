@@ -90,7 +90,10 @@ def test_published_and_simple_shapes():
         ([[0], [1, 2]], r"^paths: expected every node's parent, got \[1, 2\] without \[1\]"),
         ([[0, 0]], r"^paths: expected every node's parent, got \[0, 0\] without \[0\]"),
         ([[0] * n for n in range(1, 257)], "^paths: expected at most 255 nodes, got 256"),
-        ([*([0] * n for n in range(1, 33)), [1]], "^paths: expected at most 31 levels where top_k > 1, got 32"),
+        (
+            [*([0] * n for n in range(1, 33)), [1]],
+            "^paths: expected at most 31 levels where top_k > 1, got 32",
+        ),
         ([*([0] * n for n in range(1, 10)), [31]], "^paths: expected at most 8192 candidates .*, got 8224"),
         (
             [*([i] for i in range(6)), *([i, j] for i in range(6) for j in range(6))]

@@ -170,6 +170,7 @@ class _Run:
     ):
         self.trainer, self.references, self.work, self.state_path = trainer, references, work, state_path
         self.started, self.budget, self.max_steps, self.report = started, budget, max_steps, report
+        self.resumed_at, self.resumed_step = time.monotonic(), trainer.step_count
 
     def progress(self) -> float:
         if self.max_steps is not None:
@@ -217,9 +218,15 @@ class _Run:
             file.write(json.dumps(figures) + "\n")
         return figures
 
+    def _seconds_left(self, progress: float) -> float:
+        if self.max_steps is None:
+            return (1 - progress) * self.budget
+        steps = self.trainer.step_count - self.resumed_step
+        return (time.monotonic() - self.resumed_at) / steps * (self.max_steps - self.trainer.step_count)
+
     def _line(self, progress: float) -> None:
         trainer = self.trainer
-        left = (1 - progress) * self.budget / 60 if self.max_steps is None else float("nan")
+        left = self._seconds_left(progress) / 60
         right = " ".join(f"{100 * share:.1f}" for share in trainer.accuracy)
         self.report(
             f"{100 * progress:5.1f} %  {left:5.1f} min left  step {trainer.step_count}  "
