@@ -22,7 +22,8 @@ MAX_BRANCHING_LEVELS: int = _C.MAX_BRANCHING_LEVELS
 
 class TreeShape(_C.TreeShape):
     """A static draft tree: which child, by rank, of which node, whatever the scores. `draft` and
-    `expand_tree` take it, `MC_SIM_7B_63` is the published one. Immutable; equal where the nodes and `top_k` are.
+    `expand_tree` take it, `MC_SIM_7B_63` is the published one. Immutable; equal where the nodes and `top_k`
+    are.
 
     Attributes: paths (sorted by length, then lexicographically), num_nodes (the root not counted), levels,
     top_k (K: children computed per node, rows of a level).
