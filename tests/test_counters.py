@@ -315,6 +315,29 @@ def test_shared_memory_has_few_bank_conflicts(name, simulator):
     assert store <= 1.25 * store_ideal
 
 
+@pytest.mark.op("lm_head_topk")
+@pytest.mark.parametrize("coupled", [False, True])
+def test_the_draft_vocabulary_is_mapped_for_survivors_unless_noise_wants_all(coupled, simulator):
+    """The noise of a token is that of its target id: coupled, every row asks for all ids."""
+    rows, vocabulary, top_k = 3, 1000, 10
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 256, generator=generator).bfloat16()
+    packed = pack_weight(torch.randn(vocabulary, 256, generator=generator), "bf16")
+    noise = {
+        "temperature": torch.ones(rows),
+        "seeds": torch.arange(rows),
+        "positions": torch.arange(rows, dtype=torch.int32),
+    }
+    loaded = []
+    for ids in (None, torch.arange(0, 2 * vocabulary, 2, dtype=torch.int32)):
+        with simulator.counting() as counters:
+            lm_head_topk(x, packed, top_k, draft_to_target=ids, **(noise if coupled else {}))
+        loaded.append(counters.global_load_bytes)
+    survivors = 4 * rows * top_k
+    assert loaded[1] - loaded[0] >= (4 * vocabulary if coupled else survivors)
+    assert loaded[1] - loaded[0] <= (4 * vocabulary * rows + survivors if coupled else survivors)
+
+
 # ---- attention: the common pass, which reads the prefix, and the tail, which reads the end of every path
 
 
