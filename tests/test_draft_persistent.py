@@ -51,6 +51,13 @@ TELLING = {
     "two layers, qk norm, norm before the residual": Case(QWEN, top_k=3, levels=4),
     "64 rows, contiguous": Case(with_settings(EAGLE3, head_dim=128), batch=8, top_k=8, levels=2, paged=0),
     "int4": Case(with_settings(EAGLE3, weights="int4")),
+    "head size 128, contiguous": Case(with_settings(EAGLE3, head_dim=128), batch=2, levels=2, paged=0),
+}
+# What of these the checker of the emulator sees in tests beside this one.
+SEEN = {
+    "EAGLE-3.1, fp16, coupled",  # test_draft_cuda.py
+    "two layers, qk norm, norm before the residual",
+    "64 rows, contiguous",  # test_draft_persistent_edges.py
 }
 OTHERS = {
     "chain": Case(EAGLE31, top_k=1, levels=20, temperature=0.7, max_nodes=21),
@@ -108,7 +115,9 @@ def assert_same(case: Case, kernels):
 
 
 @pytest.mark.op("draft")
-@pytest.mark.parametrize("name", TELLING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.unchecked] * (name in SEEN)) for name in TELLING]
+)
 def test_one_launch_gives_what_many_give(name, kernels):
     assert_same(TELLING[name], kernels)
 

@@ -40,30 +40,36 @@ def linear(
     return y if residual is None else residual.to(dtype) + y
 
 
+# The sizes that fp8 (E4M3) has, by their codes.
+FP8 = np.array(
+    [m / 512 for m in range(8)] + [(8 + m) / 8 * 2.0**e for e in range(-6, 9) for m in range(8)][:-1]
+)
+
+
 def quantize(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
     """(codes [N, K], the scale of each [N, K]) of a matrix, both fp64: the value of an element is their
-    product. Element by element, as CONTRACTS words it."""
+    product. Scale by scale, as CONTRACTS words it."""
     groups = 64 if format == "int4" else weight.shape[1]
-    limit = {"fp8": 448, "int8": 127, "int8_dynamic": 127, "int4": 7}[format]
-    eights = [m / 512 for m in range(8)] + [(8 + m) / 8 * 2.0**e for e in range(-6, 9) for m in range(8)][:-1]
+    limit = np.float32({"fp8": 448, "int8": 127, "int8_dynamic": 127, "int4": 7}[format])
     codes, scales = np.zeros(weight.shape), np.zeros(weight.shape)
     for n, row in enumerate(weight.float().numpy()):
         for begin in range(0, len(row), groups):
             group = row[begin : begin + groups]
-            scale = np.abs(group).max() / np.float32(limit)
+            scale = np.abs(group).max() / limit
             if format == "int4":
                 scale = min(scale, np.float32(65504)).astype(np.float16).astype(np.float32)
             scales[n, begin : begin + groups] = scale
-            for k, value in enumerate(group, begin):
-                if scale == 0:
-                    continue
-                exact = float(np.clip(value / scale, -limit, limit))
-                if format == "fp8":  # the nearest; of two, the one whose mantissa is even
-                    size, best = abs(exact), min(abs(abs(exact) - e) for e in eights)
-                    near = [i for i, e in enumerate(eights) if abs(size - e) == best]
-                    codes[n, k] = np.copysign(eights[min(near, key=lambda i: i % 2)], exact)
-                else:
-                    codes[n, k] = round(exact)
+            if scale == 0:
+                continue
+            exact = np.clip(group / scale, -limit, limit).astype(np.float64)
+            if format == "fp8":  # the nearest; of two, the one whose mantissa is even
+                distance = np.abs(np.abs(exact)[:, None] - FP8)
+                nearest = distance == distance.min(1, keepdims=True)
+                even = nearest & (np.arange(len(FP8)) % 2 == 0)
+                code = np.where(even.any(1), even.argmax(1), nearest.argmax(1))
+                codes[n, begin : begin + groups] = np.copysign(FP8[code], exact)
+            else:
+                codes[n, begin : begin + groups] = np.rint(exact) + 0.0  # an integer has no -0
     return torch.from_numpy(codes), torch.from_numpy(scales)
 
 
