@@ -173,7 +173,13 @@ def numbers(kind: Any) -> Any:
 
 
 def coupling_of(text: str) -> float | None:
-    return None if text == "default" else float(text)
+    return None if text == "default" else share(text)
+
+
+def share(text: str) -> float:
+    if not 0 <= (value := float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"expected numbers from 0 to 1, got {text}")
+    return value
 
 
 def main() -> None:

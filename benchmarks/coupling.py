@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from coupled_drafting import numbers
+from coupled_drafting import numbers, share
 from end_to_end import Tree, parse_trees, read_prompts
 from timing import start, write_json
 
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=numbers(float), default=[0.7, 1.0], help="comma-separated")
     parser.add_argument("--seeds", type=numbers(int), default=[0], help="comma-separated")
     parser.add_argument(
-        "--couplings", type=numbers(float), default=[0.0, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
+        "--couplings", type=numbers(share), default=[0.0, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
         help="comma-separated",
     )  # fmt: skip
     parser.add_argument("--trees", type=parse_trees, default=[Tree(32, 6, 8), Tree(8, 4, 4)])

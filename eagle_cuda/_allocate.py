@@ -24,7 +24,8 @@ def shape_of(name: str, tensor: Any, rank: int) -> tuple[int, ...]:
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """A count or size that an argument gives: an integer from `least` to `most`."""
-    number = value.__index__() if hasattr(value, "__index__") else None
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    number = value.__index__() if whole else None
     if number is None or number < least or (most is not None and number > most):
         wanted = f"at least {least}" if most is None else f"{least} to {most}"
         raise ValueError(f"{name}: expected {wanted}, got {value!r}")

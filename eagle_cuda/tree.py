@@ -20,6 +20,10 @@ MAX_CANDIDATES: int = _C.MAX_CANDIDATES
 MAX_BRANCHING_LEVELS: int = _C.MAX_BRANCHING_LEVELS
 
 
+def _list(values: Any) -> Any:
+    return values.tolist() if hasattr(values, "tolist") else values
+
+
 class TreeShape(_C.TreeShape):
     """A static draft tree: which child, by rank, of which node, whatever the scores. `draft` and
     `expand_tree` take it, `MC_SIM_7B_63` is the published one. Immutable; equal where the nodes and `top_k`
@@ -46,15 +50,23 @@ class TreeShape(_C.TreeShape):
         Raises:
             ValueError: naming the argument.
         """
-        if isinstance(paths, str) or not isinstance(paths, Iterable):
+        if "paths" in self.__dict__:
+            raise AttributeError("a TreeShape is immutable; make another one")
+        if isinstance(paths, (str, bytes)) or not isinstance(paths, Iterable):
             raise ValueError(f"paths: expected a sequence of paths of ranks, got {paths!r:.80}")
-        listed = list(paths)
+        listed = [_list(path) for path in paths]
         for path in listed:
-            if isinstance(path, str) or not isinstance(path, Sequence):
+            if isinstance(path, (str, bytes)) or not isinstance(path, Sequence):
                 raise ValueError(f"paths: expected sequences of ranks, got {path!r:.80}")
         ranks = [[integer("paths: ranks", rank, 0, MAX_TOP_K - 1) for rank in path] for path in listed]
         super().__init__(ranks, 0 if top_k is None else integer("top_k", top_k, 1, MAX_TOP_K))
-        self.paths = tuple(sorted(map(tuple, ranks), key=lambda path: (len(path), path)))
+        self.__dict__["paths"] = tuple(sorted(map(tuple, ranks), key=lambda path: (len(path), path)))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: a TreeShape is immutable; make another one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{name}: a TreeShape is immutable; make another one")
 
     @classmethod
     def chain(cls, length: int) -> TreeShape:
@@ -215,10 +227,6 @@ def tree_from_parents(tokens: Any, parents: Any, num_nodes: Any = None, *, devic
                 tree.mask[b, i, w] = word - (1 << 32) if word >= 1 << 31 else word
         tree.num_nodes[b] = n
     return tree if device is None else DraftTree(*(t.to(device) for t in tree))
-
-
-def _list(values: Any) -> Any:
-    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _rows(name: str, values: Any) -> Sequence[Any]:

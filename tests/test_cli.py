@@ -92,6 +92,11 @@ def test_static_trees(folders, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             generate(folders, "--prompt", "Hello", *arguments)
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="^tree_shape: .*paths.json: "):
+        generate(folders, "--prompt", "Hello", "--tree-shape", str(path))
+    path.write_text("\ufeff[[0]]", encoding="utf-8")  # a byte-order mark
+    assert generate(folders, "--prompt", "Hello", "--tree-shape", str(path))[0]["tokens"]
     path.write_text("{")
     with pytest.raises(ValueError, match="^tree_shape: .*paths.json: Expecting property name"):
         generate(folders, "--prompt", "Hello", "--tree-shape", str(path))
@@ -343,6 +348,8 @@ def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
         (("generate", "--target", "TARGET", "--prompt", "x", "--logprobs", "3"), "expected --json"),
         (("generate", "--target", "TARGET", "--prompt", "x" * 600), "max_length"),
         (("generate", "--target", "TARGET", "--prompt", " \n"), "prompt: expected text"),
+        (("generate", "--target", "TARGET", "--prompt", "x", "--tree-shape", "[/b]"), "got [/b]: "),
+        (("generate", "--target", "TARGET", "--prompt", "x", "--tree-shape", "[[0]]" * 99), "got [[0]][[0]]"),
     ],
 )
 def test_faults_end_with_one_line_and_status_2(folders, arguments, message, monkeypatch, capsys):

@@ -4,6 +4,7 @@ none to all, and never to be seen in what comes out."""
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -137,3 +138,19 @@ def test_no_share_of_the_noise_is_refused(target, head, value):
             head, dtype=torch.float32, device=target.device, capacity=1, max_length=9, levels=1, top_k=1,
             max_nodes=2, coupling=value,
         )  # fmt: skip
+
+
+def test_any_kind_of_number_is_a_share(target, head):
+    for value in (np.float32(0.5), Fraction(1, 2)):
+        engines = [Engine(target, head, coupling=c, **TREE) for c in (value, 0.5)]
+        sampling = SamplingParams(temperature=1.0, seed=1, max_new_tokens=8)
+        results = [engine.generate([[1]], sampling)[0] for engine in engines]
+        assert results[0].metrics.accepted_tokens == results[1].metrics.accepted_tokens
+    with pytest.raises(ValueError, match="^tau: expected a finite number > 0, got True"):
+        Engine(target, head, tau=True)
+
+
+def test_a_drafter_has_its_own_coupling(target, head):
+    drafter = Engine(target, head, **TREE).drafter
+    with pytest.raises(ValueError, match="^draft: expected None beside a coupling, got both"):
+        Engine(target, draft=drafter, coupling=0.5)

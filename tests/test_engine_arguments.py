@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from eagle_cuda.tree import MC_SIM_7B_63
+from eagle_cuda.tree import MC_SIM_7B_63, TreeShape
 from eagle_decode import Engine, SamplingParams
+from eagle_decode.drafting import HeadDrafter
 from tiny_models import tiny_head, tiny_target
 
 
@@ -34,8 +35,14 @@ def test_a_tree_shape_stands_alone(target, head):
     for name in ("levels", "draft_top_k", "max_nodes"):
         with pytest.raises(ValueError, match=f"^{name}: expected None beside a tree_shape, got 3"):
             Engine(target, head, tree_shape=MC_SIM_7B_63, **{name: 3})
-    with pytest.raises(ValueError, match=r"^tree_shape: expected an eagle_cuda.TreeShape, got \[\[0\]\]"):
+    with pytest.raises(ValueError, match="^tree_shape: expected an eagle_cuda.TreeShape, got list"):
         Engine(target, head, tree_shape=[[0]])
+    with pytest.raises(ValueError, match="^tree_shape: expected an eagle_cuda.TreeShape, got TreeShape"):
+        Engine(target, head, tree_shape=TreeShape.__new__(TreeShape))  # never made
+    common = {"dtype": target.dtype, "device": target.device, "capacity": 1, "max_length": 20}
+    for levels, top_k in ((5, 5), (6, 4)):
+        with pytest.raises(ValueError, match=r"^levels, top_k: expected the tree_shape's \(5, 4\), got \("):
+            HeadDrafter(head, levels=levels, top_k=top_k, max_nodes=26, tree_shape=MC_SIM_7B_63, **common)
     with pytest.raises(ValueError, match="^draft: expected None beside a tree_shape, got both"):
         Engine(target, draft=Engine(target, head).drafter, tree_shape=MC_SIM_7B_63)
     narrow = tiny_head("eagle3", target, draft_vocab=3)

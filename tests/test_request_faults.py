@@ -261,3 +261,73 @@ def test_cancelling_beside_a_fault(target, head, speculate):
     assert [result.finish_reason for result in results] == ["length", "error", "cancelled", "length"]
     for i in (0, 1, 3):
         assert outcome(results[i]) == outcome(alone[i])
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Lengthy(Exception):
+    def __str__(self):
+        return "x" * 10_000_000
+
+
+@pytest.mark.parametrize("fault", [Unspeakable, Lengthy])
+def test_a_fault_without_words_or_with_too_many(target, fault):
+    def mask(tokens, words):
+        raise fault
+
+    sampling = [SamplingParams(max_new_tokens=4, logits_mask=m) for m in (mask, None)]
+    first, second = Engine(target).generate([[1], [2]], sampling)
+    assert f"logits_mask failed at position 1: {fault.__name__}" in first.error
+    assert len(first.error) < 1200
+    assert second.finish_reason == "length"
+
+
+def reshaped(words):
+    words.shape = (1, -1)
+    words[0] &= -2
+
+
+def as_bytes(words):
+    words.dtype = np.uint8
+    words[0] &= 254
+
+
+@pytest.mark.parametrize("form", [reshaped, as_bytes])
+def test_a_mask_function_may_see_its_array_in_another_form(target, head, form):
+    """The bits are the request's all the same: token 0 is not allowed."""
+    plain, usual = (
+        SamplingParams(temperature=1.5, seed=3, max_new_tokens=30, ignore_eos=True, **how)
+        for how in ({"logits_mask": lambda tokens, words: form(words)}, {"banned_tokens": 0})
+    )
+    for speculate in (False, True):
+        engine = Engine(target, head, max_batch=2, **TREE)
+        results = engine.generate([[1], [1]], [plain, usual], speculate=speculate)
+        assert results[0].error is None
+        assert results[0].tokens == results[1].tokens
+
+
+def test_a_mask_function_cannot_make_its_array_another(target):
+    sampling = [
+        SamplingParams(max_new_tokens=4, logits_mask=lambda tokens, words: words.resize(9, refcheck=False)),
+        SamplingParams(max_new_tokens=4),
+    ]
+    first, second = Engine(target).generate([[1], [2]], sampling)
+    assert "logits_mask failed at position 1: ValueError" in first.error
+    assert second.finish_reason == "length"
+
+
+def test_a_stream_closed_by_a_request_of_its_own_goes_on(target):
+    def mask(tokens, words):
+        if len(tokens) == 2:
+            stream.close()
+
+    sampling = [SamplingParams(max_new_tokens=6, ignore_eos=True, logits_mask=m) for m in (mask, None)]
+    stream = Engine(target, max_batch=2).stream([[1], [2]], sampling)
+    for chunk in stream:
+        if chunk.error is not None:
+            assert "logits_mask failed at position 3: ValueError" in chunk.error
+            stream.add([[3]], SamplingParams(max_new_tokens=3, ignore_eos=True))
+    assert [result.finish_reason for result in stream.results] == ["error", "length", "length"]

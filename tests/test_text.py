@@ -95,6 +95,26 @@ def test_an_unreadable_token_leaves_no_trace():
     assert stream.take(final=True) == "abcd"
 
 
+def test_tokens_are_read_alike_however_many_come_at_a_time():
+    class Strict(ByteTokenizer):
+        """Refuses half a character, which a longer text would complete."""
+
+        def decode(self, ids, **options):
+            return bytes(ids).decode("utf-8")
+
+    for tokens in ("aé".encode(), "é".encode()):
+        one_by_one, together = TextStream(Strict()), TextStream(Strict())
+        for token in tokens[:-2]:
+            one_by_one.push([token])
+        with pytest.raises(UnreadableToken) as expected:
+            one_by_one.push(tokens[-2:-1])
+        with pytest.raises(UnreadableToken) as caught:
+            together.push(tokens)
+        assert caught.value.token == expected.value.token == 0xC3
+        assert caught.value.count == len(tokens) - 2
+        assert together.take(final=True) == one_by_one.take(final=True) == tokens[:-2].decode()
+
+
 def test_an_answer_of_one_token_is_streamed():
     engine = scripted_engine({7: [65, 66]})
     chunks = list(engine.stream([7], SamplingParams(max_new_tokens=1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -85,6 +86,8 @@ def test_published_and_simple_shapes():
         ([[0], []], r"^paths: expected at least one rank in each \(the root is not listed\), got \[\]"),
         ([[0], [0, 32]], "^paths: ranks: expected 0 to 31, got 32"),
         ([[-1]], "^paths: ranks: expected 0 to 31, got -1"),
+        ([[False]], "^paths: ranks: expected 0 to 31, got False"),
+        ([b"\0"], r"^paths: expected sequences of ranks, got b'\\x00'"),
         ([[0.5]], "^paths: ranks: expected 0 to 31, got 0.5"),
         ([[0], [1], [0]], r"^paths: expected each once, got \[0\] twice"),
         ([[0], [1, 2]], r"^paths: expected every node's parent, got \[1, 2\] without \[1\]"),
@@ -236,3 +239,15 @@ def test_shapes_of_real_sizes(name):
     assert tree.parents[0, :nodes].tolist() == [-1] + [slot[path[:-1]] for path in order]
     assert tree.depths[1, :nodes].tolist() == [0] + [len(path) for path in order]
     assert len(references) == 2
+
+
+def test_a_shape_does_not_change():
+    shape = TreeShape([np.array([0]), torch.tensor([1])])
+    assert shape.paths == ((0,), (1,))
+    with pytest.raises(AttributeError, match="^paths: a TreeShape is immutable"):
+        shape.paths = ()
+    with pytest.raises(AttributeError, match="^paths: a TreeShape is immutable"):
+        del shape.paths
+    with pytest.raises(AttributeError, match="^a TreeShape is immutable"):
+        shape.__init__([(0,)])
+    assert (shape.num_nodes, len(shape.paths)) == (2, 2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+
 from eagle_cuda.tree import TreeShape
 from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.models.base import Target
@@ -33,9 +36,18 @@ def check_head(head: LoadedHead, target: Target) -> None:
 
 def check_coupling(coupling: float | None) -> None:
     """Raises for what is no share of the noise."""
-    number = isinstance(coupling, (int, float)) and not isinstance(coupling, bool)
-    if coupling is not None and not (number and 0 <= coupling <= 1):
+    if coupling is not None and not (_is_real(coupling) and 0 <= coupling <= 1):
         raise ValueError(f"coupling: expected a number from 0 to 1, or None, got {coupling!r}")
+
+
+def check_tau(tau: float) -> None:
+    """Raises for what scores cannot be divided by."""
+    if not (_is_real(tau) and 0 < tau < math.inf):
+        raise ValueError(f"tau: expected a finite number > 0, got {tau!r}")
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def tree_size(
@@ -44,8 +56,7 @@ def tree_size(
     """levels, draft_top_k and max_nodes of an engine: the shape's, or what was given, by default 4, 4 and 8.
     Raises where both were given, and for trees that the ops do not grow."""
     if tree_shape is not None:
-        if not isinstance(tree_shape, TreeShape):
-            raise ValueError(f"tree_shape: expected an eagle_cuda.TreeShape, got {tree_shape!r:.80}")
+        check_tree_shape(tree_shape)
         given = {"levels": levels, "draft_top_k": top_k, "max_nodes": max_nodes}
         for name, value in given.items():
             if value is not None:
@@ -56,6 +67,12 @@ def tree_size(
     max_nodes = 8 if max_nodes is None else integer("max_nodes", max_nodes)
     check_shape(levels, top_k, max_nodes)
     return levels, top_k, max_nodes
+
+
+def check_tree_shape(tree_shape: TreeShape) -> None:
+    """Raises for what is no TreeShape, or one that was never made."""
+    if not isinstance(tree_shape, TreeShape) or not hasattr(tree_shape, "paths"):
+        raise ValueError(f"tree_shape: expected an eagle_cuda.TreeShape, got {type(tree_shape).__name__}")
 
 
 def check_shape(levels: int, top_k: int, max_nodes: int) -> None:

@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from eagle_decode.loading import TreeOptions, head_folder, open_engine
 
@@ -69,10 +70,9 @@ def main() -> None:
     """Entry point: faults in what the user gave end with one line on stderr and status 2."""
     try:
         app()
-    except (ValueError, FileNotFoundError) as error:
-        Console(stderr=True).print(
-            f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True, markup=True
-        )
+    except (ValueError, OSError) as error:
+        line = Text.assemble(("error:", "bold red"), f" {error}")
+        Console(stderr=True).print(line, highlight=False, soft_wrap=True)
         sys.exit(2)
 
 

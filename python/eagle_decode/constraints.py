@@ -165,7 +165,8 @@ def fill_masks(
             path = [*paths[parent], token]
         mask = np.full(masks.shape[1], -1, np.int32)
         try:
-            if (returned := function(list(path), mask)) is not None:
+            # A view: whatever form the function gives to its array, the bits stay where they are.
+            if (returned := function(list(path), mask[:])) is not None:
                 raise ValueError(f"expected the mask filled and None returned, got {returned!r:.80}")
         except Exception as fault:
             masks[node], faults[node] = 0, fault

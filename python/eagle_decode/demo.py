@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import shorten
 
 from rich.console import Console
+from rich.markup import escape
 
 from eagle_decode.engine import Engine
 from eagle_decode.metrics import Metrics
@@ -83,7 +84,7 @@ def run_demo(
     comparisons = []
     for prompt in prompts:
         ids = chat_prompt(engine.tokenizer, prompt)
-        console.print(f"[bold]>[/] {prompt}", highlight=False)
+        console.print(f"[bold]>[/] {escape(prompt)}", highlight=False)
         comparison = Comparison(
             prompt, show_stream(console, engine.tokenizer, engine.stream([ids], sampling), brackets=True)
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from eagle_cuda.draft import draft, extend_draft
 from eagle_cuda.kv_cache import KVCache
 from eagle_cuda.tree import DraftTree, TreeShape, empty_draft_tree
-from eagle_decode.checks import check_coupling
+from eagle_decode.checks import check_coupling, check_tau, check_tree_shape
 from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.sampling import SamplingParams
 from eagle_decode.sequence import Batch
@@ -86,6 +86,12 @@ class HeadDrafter:
         coupling: float | None = None, tau: float = 1.0,
     ):  # fmt: skip
         check_coupling(coupling)
+        check_tau(tau)
+        if tree_shape is not None:
+            check_tree_shape(tree_shape)
+            wanted = (tree_shape.levels, tree_shape.top_k)
+            if (levels, top_k) != wanted:
+                raise ValueError(f"levels, top_k: expected the tree_shape's {wanted}, got {(levels, top_k)}")
         if top_k > head.draft_vocab_size:
             name = "draft_top_k" if tree_shape is None else "tree_shape.top_k"
             raise ValueError(
@@ -98,7 +104,7 @@ class HeadDrafter:
         self.levels, self._top_k, self._shape = levels, top_k, tree_shape
         self.max_nodes = min(max_nodes, self._most_nodes(levels))
         self.feature_layers = head.feature_layers
-        self._coupling, self._tau = coupling, tau
+        self._coupling, self._tau = None if coupling is None else float(coupling), float(tau)
         # Nodes that the last levels grow stand behind max_length; angles beyond the table would repeat its
         # last row.
         rows = max_length + levels * top_k + 1

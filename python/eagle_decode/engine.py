@@ -3,7 +3,6 @@ one-node trees."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from eagle_cuda.sampling import Sampled, sample_tokens
 from eagle_cuda.tree import DraftTree, TreeShape
 from eagle_cuda.verify import Accepted, verify
 from eagle_decode import faults
-from eagle_decode.checks import check_coupling, check_head, check_target, tree_size
+from eagle_decode.checks import check_coupling, check_head, check_target, check_tau, tree_size
 from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
 from eagle_decode.generation_config import default_sampling
 from eagle_decode.heads.loaded import LoadedHead
@@ -86,8 +85,9 @@ class Engine:
             raise ValueError("draft: expected None beside a head, got both")
         if tree_shape is not None and draft is not None:
             raise ValueError("draft: expected None beside a tree_shape, got both")
-        if not (isinstance(tau, (int, float)) and 0 < tau < math.inf):
-            raise ValueError(f"tau: expected a finite number > 0, got {tau!r}")
+        if coupling is not None and draft is not None:
+            raise ValueError("draft: expected None beside a coupling, got both")
+        check_tau(tau)
         check_coupling(coupling)
         if draft is not None and not hasattr(draft, "propose"):
             raise ValueError(f"draft: expected a Drafter, got {type(draft).__name__} without propose")

@@ -53,4 +53,9 @@ def _place(request: Request, after: int) -> str:
 
 
 def _described(fault: BaseException | None) -> str:
-    return f"{type(fault).__name__}: {fault}" if str(fault) else type(fault).__name__
+    """One that a user's function raised: its words may be missing, very many, or raise themselves."""
+    try:
+        words = str(fault)
+    except Exception:
+        words = ""
+    return f"{type(fault).__name__}: {words:.1000}" if words else type(fault).__name__

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 
 if TYPE_CHECKING:
     from eagle_cuda.tree import TreeShape
@@ -29,11 +30,15 @@ def named_shape(text: str) -> TreeShape:
     kind, _, length = text.partition(":")
     if kind == "chain" and length.isdecimal():
         return TreeShape.chain(int(length))
-    if not Path(text).is_file():
-        raise ValueError(f"tree_shape: expected mc_sim_7b_63, chain:N or a JSON file of paths, got {text}")
     try:
-        return TreeShape(json.loads(Path(text).read_text(encoding="utf-8")))
-    except ValueError as error:
+        content = Path(text).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"tree_shape: expected mc_sim_7b_63, chain:N or a JSON file of paths, got {text:.80}: {error}"
+        ) from None
+    try:
+        return TreeShape(json.loads(content))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"tree_shape: {text}: {error}") from None
 
 
@@ -92,7 +97,7 @@ def open_engine(
         )
     if dtype not in ("bfloat16", "float16", "float32"):
         raise ValueError(f"dtype: expected bfloat16, float16 or float32, got {dtype}")
-    with console.status(f"loading {target}") as status:
+    with console.status(escape(f"loading {target}")) as status:
         import torch
 
         from eagle_decode.engine import Engine
@@ -100,7 +105,7 @@ def open_engine(
         from eagle_decode.models.tokenizer import load_tokenizer
 
         loaded = load_target(target, getattr(torch, dtype))
-        status.update(f"loading the tokenizer of {target}")
+        status.update(escape(f"loading the tokenizer of {target}"))
         tokenizer = load_tokenizer(target)
         status.update("preparing the engine")
         return Engine(

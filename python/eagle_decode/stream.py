@@ -103,8 +103,8 @@ class Stream(Iterator[Chunk]):
 
     def close(self) -> None:
         """Ends all requests; `results` keeps what they produced."""
+        self._chunks.close()  # raises, and nothing ends, where a request's own function calls it
         self._queue.closed = True
-        self._chunks.close()
 
     def __enter__(self) -> Stream:
         return self

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -69,17 +70,21 @@ def table(
     title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, caption: str | None = None
 ) -> Table:
     """A table whose first column is text and whose others are figures. A row of None draws a line.
-    In a narrow terminal the text wraps; figures stay whole."""
+    In a narrow terminal the text wraps; figures stay whole. Text stands as it is, brackets too."""
     made = Table(
-        title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left"
+        title=escape(title),
+        caption=None if caption is None else escape(caption),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
     )
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i == 0 else "right", no_wrap=i > 0)
+        made.add_column(escape(column), justify="left" if i == 0 else "right", no_wrap=i > 0)
     for row in rows:
         if row is None:
             made.add_section()
         else:
-            made.add_row(*(cell if isinstance(cell, str) else f"{cell:.2f}" for cell in row))
+            made.add_row(*(escape(cell) if isinstance(cell, str) else f"{cell:.2f}" for cell in row))
     return made
 
 

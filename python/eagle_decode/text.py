@@ -36,35 +36,18 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> int | None:
         """Adds tokens. Returns how many of them there are up to the one that completes a stop string, None if
         none does. Raises UnreadableToken where the tokenizer raises, after adding those before that token."""
-        before = (self._begin, self._read, self._done, self._text, self.stopped_by)
-        count = len(self._tokens)
-        try:
-            return self._push(tokens)
-        except Exception as fault:
-            del self._tokens[count:]
-            self._begin, self._read, self._done, self._text, self.stopped_by = before
-            if len(tokens) == 1:
-                raise UnreadableToken(tokens[0], 0) from fault
         # One by one, so that the same tokens are read however many came at a time.
         for count, token in enumerate(tokens):
-            try:
-                kept = self.push([token])
-            except UnreadableToken as fault:
-                raise UnreadableToken(token, count) from fault.__cause__
-            if kept is not None:
-                return count + 1
-        return None
-
-    def _push(self, tokens: Sequence[int]) -> int | None:
-        if not self._stop:
-            self._tokens.extend(tokens)
-            self._decode(flush=False)
-            return None
-        for count, token in enumerate(tokens, start=1):
+            before = (self._begin, self._read, self._done, self._text, self.stopped_by)
             self._tokens.append(token)
-            self._decode(flush=False)
+            try:
+                self._decode(flush=False)
+            except Exception as fault:
+                self._tokens.pop()
+                self._begin, self._read, self._done, self._text, self.stopped_by = before
+                raise UnreadableToken(token, count) from fault
             if self.stopped_by is not None:
-                return count
+                return count + 1
         return None
 
     def take(self, *, final: bool = False) -> str:
