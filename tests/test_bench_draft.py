@@ -119,6 +119,7 @@ def test_the_peer_can_be_compiled():
     """Every step as one graph, and one for all levels: what torch.compile is given on a GPU."""
     shape, dense, _, _, request = setup("eagle3", torch.bfloat16)
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # which a reset leaves to other tests
 
     def traced(step):
         return torch.compile(step, dynamic=False, fullgraph=True, backend="eager")
