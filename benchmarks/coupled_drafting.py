@@ -29,7 +29,9 @@ from timing import start, write_json
 from eagle_decode import Engine, SamplingParams
 from eagle_decode.demo import HEAD, TARGET
 from eagle_decode.heads import load_head
+from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.metrics import Metrics
+from eagle_decode.models.base import Target
 from eagle_decode.models.llama import load_target
 from eagle_decode.models.tokenizer import chat_prompt, load_tokenizer, stop_token_ids
 from eagle_decode.terminal import table
@@ -182,6 +184,16 @@ def share(text: str) -> float:
     return value
 
 
+def load(chosen: argparse.Namespace) -> tuple[Target, LoadedHead, list[list[int]], tuple[int, ...]]:
+    """What --target, --head, --prompts and --num-prompts name; of the prompts their tokens, and the tokens
+    that end an answer."""
+    target, tokenizer = load_target(chosen.target), load_tokenizer(chosen.target)
+    checkpoint = target.checkpoint
+    prompts = [chat_prompt(tokenizer, text) for text in read_prompts(chosen.prompts, chosen.num_prompts)]
+    head = load_head(chosen.head, target_config=checkpoint.config, target_tensors=checkpoint.tensors)
+    return target, head, prompts, tuple(stop_token_ids(tokenizer, checkpoint.config))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default=TARGET, help="Hugging Face folder, .gguf file, or packaged name")
@@ -207,10 +219,7 @@ def main() -> None:
 
     console = start()
     with console.status("loading"):
-        target, tokenizer = load_target(chosen.target), load_tokenizer(chosen.target)
-        checkpoint = target.checkpoint
-        prompts = [chat_prompt(tokenizer, text) for text in read_prompts(chosen.prompts, chosen.num_prompts)]
-        head = load_head(chosen.head, target_config=checkpoint.config, target_tensors=checkpoint.tensors)
+        target, head, prompts, ends = load(chosen)
         arms = arms_of(chosen.temperatures, chosen.couplings, chosen.taus)
         (tree,) = chosen.tree
         room = max(map(len, prompts)) + chosen.max_new_tokens + tree.levels + 2
@@ -223,7 +232,7 @@ def main() -> None:
         }  # fmt: skip
     settings = {
         "max_new_tokens": chosen.max_new_tokens,
-        "stop_token_ids": stop_token_ids(tokenizer, checkpoint.config),
+        "stop_token_ids": ends,
         "top_k": chosen.top_k, "top_p": chosen.top_p, "min_p": chosen.min_p,
     }  # fmt: skip
     totals, texts = measure(engines, arms, prompts, chosen.seeds, settings, console)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from coupled_drafting import numbers, share
-from end_to_end import Tree, parse_trees, read_prompts
+from coupled_drafting import load, numbers, share
+from end_to_end import Tree, parse_trees
 from timing import start, write_json
 
 from eagle_cuda.draft import draft, extend_draft
@@ -25,11 +25,8 @@ from eagle_cuda.tree import DraftTree, empty_draft_tree
 from eagle_decode import Engine, SamplingParams
 from eagle_decode.demo import HEAD, TARGET
 from eagle_decode.drafting import RootDrafter, move_rows, rows_of
-from eagle_decode.heads import load_head
 from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.models.base import Target
-from eagle_decode.models.llama import load_target
-from eagle_decode.models.tokenizer import chat_prompt, load_tokenizer, stop_token_ids
 from eagle_decode.sequence import Batch
 from eagle_decode.terminal import table
 
@@ -157,16 +154,12 @@ def main() -> None:
 
     console = start()
     with console.status("loading"):
-        target, tokenizer = load_target(chosen.target), load_tokenizer(chosen.target)
-        checkpoint = target.checkpoint
-        prompts = [chat_prompt(tokenizer, text) for text in read_prompts(chosen.prompts, chosen.num_prompts)]
-        head = load_head(chosen.head, target_config=checkpoint.config, target_tensors=checkpoint.tensors)
+        target, head, prompts, ends = load(chosen)
     room = max(map(len, prompts)) + chosen.max_new_tokens + 9
     onlooker = Onlooker(
         head, target, chosen.trees, chosen.couplings, chosen.every, capacity=chosen.batch, max_length=room
     )
     engine = Engine(target, draft=onlooker, max_batch=chosen.batch, max_length=room)
-    ends = stop_token_ids(tokenizer, checkpoint.config)
     settings = [
         (prompt, name, SamplingParams(
             temperature=temperature, seed=seed, max_new_tokens=chosen.max_new_tokens, stop_token_ids=ends,
@@ -178,6 +171,11 @@ def main() -> None:
         for seed in chosen.seeds
     ]  # fmt: skip
     results = engine.generate([prompt for prompt, _, _ in settings], [params for *_, params in settings])
+    for result in results:
+        if result.error is not None:
+            raise RuntimeError(result.error)
+    if not onlooker.drafted:
+        raise SystemExit(f"--max-new-tokens: expected more, no draft fits into {chosen.max_new_tokens}")
     groups = [(name, params.temperature) for _, name, params in settings]
     rows = summarise(onlooker.drafted, [result.tokens for result in results], groups)
     columns = ("tree, T, truncation", "cycles", *(f"{coupling:g}" for coupling in chosen.couplings))
