@@ -26,14 +26,14 @@ from eagle_decode.train.evaluate import (
 from eagle_decode.train.export import export_head, head_tensors, import_head
 from eagle_decode.train.features import FeatureStore, extract_features, feature_rms
 from eagle_decode.train.head import EagleHead, HeadConfig, change_vocabulary, rescale_features, warm_start
-from eagle_decode.train.loss import SoftCrossEntropy, collate, make_batches, unrolled_loss
+from eagle_decode.train.loss import TeacherLoss, collate, make_batches, unrolled_loss
 from eagle_decode.train.target import TorchTarget
 from eagle_decode.train.trainer import Settings, Trainer, shard_schedule
 
 VOCAB, STOP = 48, 2
 
 
-def tiny_checkpoint(family: str = "llama", seed: int = 0) -> Checkpoint:
+def tiny_checkpoint(family: str = "llama", seed: int = 0, vocab_size: int = VOCAB) -> Checkpoint:
     """A random target of 7 layers, the fewest with three distinct feature layers."""
     config = complete_config(
         {
@@ -44,7 +44,7 @@ def tiny_checkpoint(family: str = "llama", seed: int = 0) -> Checkpoint:
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 8,
-            "vocab_size": VOCAB,
+            "vocab_size": vocab_size,
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
             "eos_token_id": STOP,
@@ -57,7 +57,7 @@ def tiny_checkpoint(family: str = "llama", seed: int = 0) -> Checkpoint:
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
 
-    tensors = {"model.embed_tokens.weight": 6 * draw(VOCAB, 32), "model.norm.weight": 1 + 0.1 * draw(32)}
+    tensors = {"model.embed_tokens.weight": 6 * draw(vocab_size, 32), "model.norm.weight": 1 + 0.1 * draw(32)}
     for i in range(7):
         layer, attention = f"model.layers.{i}.", f"model.layers.{i}.self_attn."
         tensors |= {
@@ -150,12 +150,12 @@ def test_batched_sampling_at_temperature_zero_is_greedy_decoding(target):
 
 def test_features_are_the_targets_own(target, dialogues):
     draft_ids = torch.arange(0, VOCAB, 2)
-    for example in extract_features(target, dialogues, (2, 3, 4), draft_ids, teacher_k=5, batch_tokens=100):
+    for example in extract_features(target, dialogues, (2, 3, 4), draft_ids, batch_tokens=100):
         tokens, first = example.tokens.long(), example.prompt_length
         hidden, captured = target.forward(tokens[None], torch.arange(len(tokens))[None], capture=(2, 3, 4))
         assert torch.allclose(example.features.float(), torch.cat(captured, -1)[0], rtol=1e-2, atol=2e-2)
         logits = target.logits(hidden[0, first - 1 : -1])[:, draft_ids]
-        values, ids = logits.topk(5, -1)
+        values, ids = logits.sort(-1, descending=True)
         assert torch.equal(example.teacher_ids.long(), ids)
         assert torch.allclose(example.teacher_probs.float(), values.softmax(-1), atol=2e-3)
         can_be_drafted = tokens[first:] % 2 == 0
@@ -247,14 +247,52 @@ def test_padding_does_not_change_the_loss(target, dialogues):
     assert together == pytest.approx(sum(loss * n for loss, n in alone) / count, rel=2e-2)  # bf16 autocast
 
 
-def test_soft_cross_entropy_and_its_gradient():
+def test_teachers_keep_the_whole_distribution():
+    """The best tokens with their own probabilities; what is drawn from the others stands for all of them."""
+    wide = TorchTarget(tiny_checkpoint(vocab_size=300), dtype=torch.float32)
+    wide.lm_head = wide.lm_head * 0.1  # so flat that the best 64 leave much
+    draft_ids = torch.arange(0, 300, 2)
+    prompt, answer = (5, 9, 17), tuple(range(20, 32))
+    copies = extract_features(wide, [data.Dialogue(prompt, answer)] * 200, (2, 3, 4), draft_ids)
+    hidden, _ = wide.forward(torch.tensor([prompt + answer]), torch.arange(15)[None])
+    expected = (hidden[0, 2:14] @ wide.lm_head[draft_ids].T).softmax(-1)
+    best = expected.topk(64, -1)
+    rest = 1 - best.values.sum(-1)
+    assert rest.min() > 0.2
+    for example in copies[:3]:
+        assert torch.equal(example.teacher_ids[:, :64].long(), best.indices)
+        assert torch.allclose(example.teacher_probs[:, :64].float(), best.values, rtol=1e-3)
+        assert torch.allclose(example.teacher_probs[:, 64:].float().sum(-1), rest, rtol=1e-3)
+    mean = torch.zeros(12, 150)
+    for example in copies:
+        mean.scatter_add_(1, example.teacher_ids.long(), example.teacher_probs.float() / len(copies))
+    error = (mean - expected) / (expected * rest[:, None] / (16 * len(copies))).sqrt()  # about normal
+    assert error.abs().max() < 5
+    few = extract_features(wide, [data.Dialogue(prompt, answer)], (2, 3, 4), torch.arange(40))[0]
+    assert few.teacher_ids.shape == (12, 40)  # nothing is left to draw from
+    assert torch.allclose(few.teacher_probs.float().sum(-1), torch.ones(12), atol=2e-3)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("sharpness", [0.3, 3.0])  # of the guess: the rest has too much of it, or too little
+def test_teacher_loss_and_its_gradient(weight, sharpness):
+    """Against autograd through the formula; tokens 3 and 9 are drawn from the rest, 9 twice."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(7, 20, generator=generator, requires_grad=True)
-    probs, ids = torch.randn(7, 20, generator=generator).softmax(-1).topk(6, -1)
-    probs = probs / probs.sum(-1, keepdim=True)
-    expected = -(torch.zeros(7, 20).scatter(1, ids, probs) * logits.log_softmax(-1)).sum(-1).mean()
+    logits = (sharpness * torch.randn(7, 20, generator=generator)).requires_grad_()
+    whole = torch.randn(7, 20, generator=generator).softmax(-1)
+    whole[:, [3, 9]] = 1e-3
+    whole = whole / whole.sum(-1, keepdim=True)
+    probs, ids = whole.topk(6, -1)
+    rest = 1 - probs.sum(-1, keepdim=True)
+    drawn = torch.tensor([3, 9, 9]).expand(7, 3)
+    columns = torch.cat([ids, drawn], 1), torch.cat([probs, (rest / 3).expand(7, 3)], 1)
+    guess = logits.softmax(-1)
+    given = guess.gather(1, ids)
+    acceptance = torch.minimum(given, probs).sum(-1) + torch.minimum(1 - given.sum(-1), rest[:, 0])
+    entropy = -(torch.zeros(7, 20).scatter_add(1, *columns) * logits.log_softmax(-1)).sum(-1)
+    expected = (entropy - weight * acceptance.log()).mean()
     (expected_gradient,) = torch.autograd.grad(expected, logits)
-    loss, best = SoftCrossEntropy.apply(logits, ids, probs)
+    loss, best = TeacherLoss.apply(logits, *columns, 6, weight)
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert torch.equal(best, logits.argmax(-1))

@@ -32,12 +32,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--eval-minutes", type=float, default=20.0)
     parser.add_argument("--learning-rate", type=float, default=Settings.learning_rate)
     parser.add_argument("--batch-tokens", type=int, default=Settings.batch_tokens)
+    parser.add_argument(
+        "--acceptance-weight",
+        type=float,
+        default=Settings.acceptance_weight,
+        help="of -log(acceptance) beside the cross-entropy",
+    )
     parser.add_argument("--muon", action="store_true", help="Muon for the layer's matrices")
     parser.add_argument("--seed", type=int, default=0)
     chosen = vars(parser.parse_args(arguments))
     settings = Settings(
         learning_rate=chosen.pop("learning_rate"),
         batch_tokens=chosen.pop("batch_tokens"),
+        acceptance_weight=chosen.pop("acceptance_weight"),
         muon=chosen.pop("muon"),
         seed=chosen.pop("seed"),
     )

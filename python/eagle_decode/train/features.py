@@ -6,11 +6,15 @@ and streamed in every later pass. A shard holds a flat list of dialogues:
     tokens [T] int32, prompt_lengths [n] int32, lengths [n] int32
     draft_ids [Vd] int32            the draft vocabulary that the teachers speak of
     features [T, F] bf16            hidden states entering the head's feature layers
-    teacher_ids [A, k] int32        the target's k best tokens, as draft ids, for each answer row
-    teacher_probs [A, k] fp16       their probabilities, normalised over these k
+    teacher_ids [A, k + n] int32    for each answer row the target's k best tokens, as draft ids, then n
+                                    tokens drawn from all others
+    teacher_probs [A, k + n] fp16   probabilities of the best in the draft vocabulary; each drawn token stands
+                                    for 1 / n of what they leave
     target_best [A] int32           the best of them; -1 where the text goes on with an undraftable token
 
-The full vocabulary is never scored: that would cost a fifth more.
+Tokens outside the draft vocabulary are never scored: that would cost a fifth more. The drawn tokens make the
+expected cross-entropy that of the whole distribution: text written at temperature 1 takes a tenth of its
+tokens from behind the 64 best, and a head taught that these do not happen cannot draft them.
 
 A dialogue of n tokens with a prompt of p has n - p answer rows: row j is the distribution of token p + j.
 """
@@ -30,6 +34,9 @@ from torch import Tensor
 
 from eagle_decode.train.data import Dialogue
 from eagle_decode.train.target import TorchTarget
+
+TEACHER_BEST = 64
+TEACHER_DRAWN = 16
 
 
 @dataclass
@@ -54,14 +61,13 @@ def extract_features(
     layers: tuple[int, ...],
     draft_ids: Tensor,
     *,
-    teacher_k: int = 64,
     batch_tokens: int = 4096,
 ) -> list[Example]:
     """Runs the target over whole dialogues (shortest first, padded on the right) and keeps what a head needs.
 
     layers: whose inputs are the features. draft_ids: ascending int64 [Vd]. Returns CPU tensors.
     """
-    teach = _Teacher(target, draft_ids, teacher_k)
+    teach = _Teacher(target, draft_ids)
     examples = []
     for group in _groups(sorted(dialogues, key=len), batch_tokens):
         longest = max(map(len, group))
@@ -91,13 +97,12 @@ def renew_teachers(
     layers: tuple[int, ...],
     draft_ids: Tensor,
     *,
-    teacher_k: int = 64,
     batch_tokens: int = 4096,
 ) -> list[Example]:
     """The examples with teachers for another draft vocabulary, from their features: only the layers behind
     the last feature layer are run. Arguments as `extract_features`.
     """
-    teach = _Teacher(target, draft_ids, teacher_k)
+    teach = _Teacher(target, draft_ids)
     last, size = layers[-1], target.config["hidden_size"]
     renewed = []
     for group in _groups(sorted(examples, key=len), batch_tokens):
@@ -117,11 +122,17 @@ def renew_teachers(
     return renewed
 
 
+def _num_best_and_drawn(draft_ids: Tensor) -> tuple[int, int]:
+    """Columns of a teacher: a draft vocabulary that the best cover leaves nothing to draw from."""
+    return min(TEACHER_BEST, len(draft_ids)), TEACHER_DRAWN if len(draft_ids) > TEACHER_BEST else 0
+
+
 class _Teacher:
     """The target's distributions over a draft vocabulary."""
 
-    def __init__(self, target: TorchTarget, draft_ids: Tensor, k: int):
-        self.k = min(k, len(draft_ids))
+    def __init__(self, target: TorchTarget, draft_ids: Tensor):
+        self.num_best, self.num_drawn = _num_best_and_drawn(draft_ids)
+        self.generator = torch.Generator(target.device).manual_seed(0)
         self.draft_of = torch.full((target.config["vocab_size"],), -1)
         self.draft_of[draft_ids.cpu()] = torch.arange(len(draft_ids))
         self.draft_head = target.lm_head[draft_ids.to(target.device)]
@@ -132,12 +143,23 @@ class _Teacher:
         """
         spans = [(prompt - 1, length - 1) for prompt, length in sizes]
         answers = torch.cat([hidden[row, first:end] for row, (first, end) in enumerate(spans)])
-        values, teacher_ids = F.linear(answers, self.draft_head).float().topk(self.k, -1)
+        teacher_ids, teacher_probs = self._columns(F.linear(answers, self.draft_head).float().softmax(-1))
         follows = torch.cat([ids[row, first + 1 : end + 1] for row, (first, end) in enumerate(spans)])
         best = torch.where(self.draft_of[follows] >= 0, teacher_ids[:, 0].to(torch.int32).cpu(), -1)
         counts = [end - first for first, end in spans]
-        columns = (teacher_ids.to(torch.int32).cpu(), values.softmax(-1).to(torch.float16).cpu(), best)
+        columns = (teacher_ids.to(torch.int32).cpu(), teacher_probs.to(torch.float16).cpu(), best)
         return list(zip(*(column.split(counts) for column in columns), strict=True))
+
+    def _columns(self, probs: Tensor) -> tuple[Tensor, Tensor]:
+        """probs [A, Vd], destroyed -> the best and drawn tokens of each row and what they stand for."""
+        best, ids = probs.topk(self.num_best, -1)
+        if not self.num_drawn:
+            return ids, best
+        rest = probs.scatter_(1, ids, 0.0)
+        mass = rest.sum(-1, keepdim=True)
+        # A row without a rest draws evenly, at no weight: multinomial refuses rows that sum to zero.
+        drawn = torch.where(mass > 0, rest, 1.0).multinomial(self.num_drawn, True, generator=self.generator)
+        return torch.cat([ids, drawn], 1), torch.cat([best, (mass / self.num_drawn).expand_as(drawn)], 1)
 
 
 Sized = TypeVar("Sized", Dialogue, Example)
@@ -196,7 +218,15 @@ class FeatureStore:
         path = self.folder / f"shard-{shard:05d}.safetensors"
         if path.is_file():
             examples, draft_ids = read_shard(path)
-            if draft_ids is not None and torch.equal(draft_ids, self.draft_ids.to(torch.int32)):
+            width = (
+                len(self.draft_ids) if len(self.draft_ids) <= TEACHER_BEST else TEACHER_BEST + TEACHER_DRAWN
+            )
+            same_width = all(example.teacher_ids.shape[1] == width for example in examples)
+            if (
+                same_width
+                and draft_ids is not None
+                and torch.equal(draft_ids, self.draft_ids.to(torch.int32))
+            ):
                 return examples
             examples = renew_teachers(self.target, examples, self.layers, self.draft_ids)
         else:

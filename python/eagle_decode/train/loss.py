@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle_decode.train.features import Example
+from eagle_decode.train.features import TEACHER_BEST, Example
 from eagle_decode.train.head import EagleHead
 
 
@@ -85,32 +85,58 @@ def collate(group: list[Example], steps: int, generator: torch.Generator, device
     )
 
 
-class SoftCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of logits [N, Vd] against sparse teachers (ids, probs) [N, k]; also the argmax [N].
+class TeacherLoss(torch.autograd.Function):
+    """Mean over rows of cross-entropy - weight * log(acceptance), for logits [N, Vd]; also the argmax [N].
+
+    teacher_ids, teacher_probs [N, k + n]: the teacher's `num_best` = k likeliest tokens and n that stand for
+    all others (`features.py`). acceptance = sum over tokens of min(teacher, softmax(logits)), the share of
+    drafts that speculative sampling keeps, the others than the best counted as one token. Its logarithm as a
+    loss: Samarin et al. 2026, "LK Losses"; beside the cross-entropy it spends a small head's capacity where
+    the target's mass is.
 
     Forward and gradient share one softmax, and the gradient is kept in bf16: on a CPU this halves the time
     that the loss takes beside the output projection.
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, teacher_ids: Tensor, teacher_probs: Tensor):
+    def forward(
+        ctx, logits: Tensor, teacher_ids: Tensor, teacher_probs: Tensor, num_best: int, weight: float
+    ):
         best = logits.max(-1)
-        probabilities = torch.softmax(logits, -1, dtype=torch.float32)
-        log_sum = best.values.float() - probabilities.gather(1, best.indices[:, None])[:, 0].log()
-        loss = (log_sum - (teacher_probs * logits.gather(1, teacher_ids)).sum(-1)).mean()
-        probabilities.scatter_add_(1, teacher_ids, -teacher_probs)
-        ctx.save_for_backward(probabilities.bfloat16())
+        probs = torch.softmax(logits, -1, dtype=torch.float32)
+        log_sum = best.values.float() - probs.gather(1, best.indices[:, None])[:, 0].log()
+        mass = teacher_probs.sum(-1)
+        losses = log_sum * mass - (teacher_probs * logits.gather(1, teacher_ids)).sum(-1)
+        ids, wanted = teacher_ids[:, :num_best], teacher_probs[:, :num_best]
+        given = probs.gather(1, ids)
+        rest_wanted = teacher_probs[:, num_best:].sum(-1, keepdim=True)
+        rest_given = (1 - given.sum(-1, keepdim=True)).clamp(min=0)
+        lacks, rest_lacks = (given < wanted).float(), (rest_given < rest_wanted).float()
+        acceptance = torch.minimum(given, wanted).sum(-1) + torch.minimum(rest_given, rest_wanted)[:, 0]
+        # d acceptance / d logit of token i = q_i (lacks_i - share), share = sum of q_i lacks_i
+        scale = weight / acceptance.clamp(min=1e-4)[:, None]
+        share = (given * lacks).sum(-1, keepdim=True) + rest_given * rest_lacks
+        losses = losses - weight * acceptance.clamp(min=1e-4).log()
+        gradient = probs.mul_(mass[:, None] + scale * (share - rest_lacks))
+        gradient.scatter_add_(1, ids, given * scale * (rest_lacks - lacks))
+        gradient.scatter_add_(1, teacher_ids, -teacher_probs)
+        ctx.save_for_backward(gradient.bfloat16())
         ctx.mark_non_differentiable(best.indices)
-        return loss, best.indices
+        return losses.mean(), best.indices
 
     @staticmethod
     def backward(ctx, grad_loss: Tensor, _):
         (gradient,) = ctx.saved_tensors  # of the sum; ours alone, so it is scaled in place
-        return gradient.mul_(grad_loss / len(gradient)), None, None
+        return gradient.mul_(grad_loss / len(gradient)), None, None, None, None
 
 
 def unrolled_loss(
-    head: EagleHead, embedding: Tensor, batch: Batch, keep: tuple[float, ...], decay: float = 0.8
+    head: EagleHead,
+    embedding: Tensor,
+    batch: Batch,
+    keep: tuple[float, ...],
+    decay: float = 0.8,
+    acceptance_weight: float = 1.0,
 ) -> tuple[Tensor, list[float]]:
     """Loss summed over levels with weights decay ** level, and the share of rows guessed right at each level.
 
@@ -136,7 +162,8 @@ def unrolled_loss(
                 correct.append(0.0)
                 continue
             logits = head.logits(hidden[learnt])
-            loss, guess = SoftCrossEntropy.apply(logits, batch.teacher_ids[at], batch.teacher_probs[at])
+            teacher = (batch.teacher_ids[at], batch.teacher_probs[at], min(TEACHER_BEST, logits.shape[1]))
+            loss, guess = TeacherLoss.apply(logits, *teacher, acceptance_weight)
             total = total + decay**level * loss
             correct.append(((guess == best[learnt]).sum() / known.sum().clamp(min=1)).item())
     return total, correct

@@ -32,6 +32,7 @@ class Settings:
     replays: int = 3
     shard_tokens: int = 25_000
     level_decay: float = 0.8
+    acceptance_weight: float = 1.0  # of -log(acceptance) beside the cross-entropy (`TeacherLoss`)
     seed: int = 0
 
 
@@ -85,7 +86,8 @@ class Trainer:
         keep = KEEP_LATE if progress > 0.75 else KEEP_EARLY
         generator = torch.Generator().manual_seed(hash((self.settings.seed, self.step_count)) % (1 << 62))
         batch = collate(group, len(keep), generator, self.device)
-        loss, accuracy = unrolled_loss(self.head, self.embedding, batch, keep, self.settings.level_decay)
+        weights = self.settings.level_decay, self.settings.acceptance_weight
+        loss, accuracy = unrolled_loss(self.head, self.embedding, batch, keep, *weights)
         loss.backward()
         self.optimizer.step(learning_rate_factor(progress, self.step_count))
         self.average.update(self.head, self.step_count)
