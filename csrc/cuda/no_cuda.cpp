@@ -1,5 +1,4 @@
-// Linked instead of csrc/cuda/**/*.cu when the CUDA backend is off: the entry point of every op with a
-// kernel, throwing.
+// Linked instead of csrc/cuda/**/*.cu when the CUDA backend is off: the entry points of every op, throwing.
 #include <stdexcept>
 
 #include "eagle_cuda/attention.h"
