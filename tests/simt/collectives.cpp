@@ -200,6 +200,18 @@ Gathering& gathering_of(Warp& warp, Collective op, uint32_t mask, const void* pc
   abort_launch();
 }
 
+// Matrix instructions are `.aligned`: all lanes execute the same one.
+bool is_aligned(Collective op) { return op >= Collective::kLoadMatrices; }
+
+// The compiler may have copied one call of the source to several places.
+__attribute__((noinline)) void report_two_places(const Thread& me, Collective op, const void* first,
+                                                 const void* pc) {
+  Unobserved guard;
+  report_unless_same_line(
+      "divergent collective", pc, first,
+      simt::name(me) + " arrives at another " + name(op) + " than the first lane of its warp");
+}
+
 }  // namespace
 
 void complete_gatherings(Warp& warp) {
@@ -221,6 +233,7 @@ uint64_t collective_at(Collective op, uint32_t mask, uint64_t value, int operand
   if (!(mask >> me.lane & 1)) refuse_absent(me, op, mask, pc);
   Gathering& g = gathering_of(warp, op, mask, pc);
   if (g.op != op) refuse_divergent(me, op, g, pc);
+  if (g.pc != pc && is_aligned(op)) report_two_places(me, op, g.pc, pc);
   g.arrived |= 1u << me.lane;
   if (complete(g, warp)) {
     complete(warp, int(&g - warp.gatherings));

@@ -1,6 +1,6 @@
 // ldmatrix, stmatrix and mma.sync, from the tables of the PTX ISA ("Matrix Fragments for mma.m16n8k16", "...
 // m16n8k32", "ldmatrix" and "stmatrix"). Written from the matrix's side (which lane and register holds
-// element i, k); selftest/matrix.cu has them from the thread's.
+// element i, k); selftest/matrix.cu and product.cu have them from the thread's.
 //
 // The numbers: exact products, their sum and the accumulator added once and rounded to nearest. Hardware
 // rounds otherwise; what kernels may rely on is in it: rows and columns do not know each other, and a sum

@@ -33,6 +33,7 @@ std::vector<Case> traffic_cases();
 std::vector<Case> async_copy_cases();
 std::vector<Case> bulk_copy_cases();
 std::vector<Case> matrix_cases();
+std::vector<Case> product_cases();
 std::vector<Case> persistent_cases();
 
 // One op under the emulator.

@@ -11,8 +11,6 @@ using eagle::bf16_t;
 using eagle::half_t;
 using eagle::cuda::load_matrices;
 using eagle::cuda::load_matrices_transposed;
-using eagle::cuda::multiply_add;
-using eagle::cuda::multiply_add_int8;
 using eagle::cuda::pack;
 using eagle::cuda::store_matrices;
 using eagle::cuda::store_matrices_transposed;
@@ -139,141 +137,6 @@ bool stored_on_an_older_device() {
   return false;
 }
 
-// ---- a product -------------------------------------------------------------------------------------------
-
-constexpr int kM = 16, kN = 8, kK = 16;
-
-// Thread's elements, in the words of the PTX ISA.
-struct Place {
-  int group = int(threadIdx.x) >> 2, in_group = int(threadIdx.x) % 4;
-  int a_row(int i) const { return (i >= 0 && i < 2) || (i >= 4 && i < 6) ? group : group + 8; }
-  int a_column(int i) const { return i < 4 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8; }
-  int b_row(int i) const { return i < 2 ? in_group * 2 + (i & 1) : in_group * 2 + (i & 1) + 8; }
-  int b_column(int) const { return group; }
-  int c_row(int i) const { return i < 2 ? group : group + 8; }
-  int c_column(int i) const { return in_group * 2 + (i & 1); }
-};
-
-template <class T>
-__global__ void __launch_bounds__(32) product_kernel(const float* a, const float* b, float* c) {
-  const Place at;
-  uint32_t x[4], y[2];
-  for (int i = 0; i < 4; ++i)
-    x[i] = pack<T>(load(a + at.a_row(2 * i) * kK + at.a_column(2 * i)),
-                   load(a + at.a_row(2 * i + 1) * kK + at.a_column(2 * i + 1)));
-  for (int i = 0; i < 2; ++i)
-    y[i] = pack<T>(load(b + at.b_row(2 * i) * kN + at.b_column(2 * i)),
-                   load(b + at.b_row(2 * i + 1) * kN + at.b_column(2 * i + 1)));
-  float z[4];
-  for (int i = 0; i < 4; ++i) z[i] = load(c + at.c_row(i) * kN + at.c_column(i));
-  multiply_add<T>(z, {x[0], x[1], x[2], x[3]}, y[0], y[1]);
-  for (int i = 0; i < 4; ++i) store(c + at.c_row(i) * kN + at.c_column(i), z[i]);
-}
-
-struct Product {
-  Buffer<float> a{kM * kK}, b{kK * kN}, c{kM * kN};
-
-  // Small integers: every sum is exact.
-  Product() {
-    for (int i = 0; i < kM * kK; ++i) a[i] = float(i * 7 % 31 - 15);
-    for (int i = 0; i < kK * kN; ++i) b[i] = float(i * 5 % 23 - 11);
-    for (int i = 0; i < kM * kN; ++i) c[i] = float(i * 3 % 17 - 8) * 0.5f;
-  }
-  template <class T>
-  void run() {
-    emulate({a.in("a"), b.in("b"), c.inout("c")},
-            [&] { launch(product_kernel<T>, {.grid = 1, .block = 32}, a.data(), b.data(), c.data()); });
-  }
-};
-
-template <class T>
-bool product() {
-  Product p;
-  Buffer<float> want(kM * kN);
-  for (int i = 0; i < kM; ++i)
-    for (int j = 0; j < kN; ++j) {
-      want[i * kN + j] = p.c[i * kN + j];
-      for (int k = 0; k < kK; ++k) want[i * kN + j] += p.a[i * kK + k] * p.b[k * kN + j];
-    }
-  p.run<T>();
-  for (int i = 0; i < kM * kN; ++i)
-    if (p.c[i] != want[i]) return false;
-  return true;
-}
-
-// NaN in one row and one column stays there.
-template <class T>
-bool apart() {
-  Product clean, p;
-  clean.run<T>();
-  p.a[3 * kK + 9] = p.b[12 * kN + 5] = __builtin_nanf("");
-  p.run<T>();
-  for (int i = 0; i < kM; ++i)
-    for (int j = 0; j < kN; ++j) {
-      const float x = p.c[i * kN + j];
-      if (i == 3 || j == 5 ? x == x : x != clean.c[i * kN + j]) return false;
-    }
-  return true;
-}
-
-// Products that are zero leave every accumulator as it is, bit for bit.
-template <class T>
-bool nothing_added() {
-  Product p;
-  for (int i = 0; i < kM * kK; ++i) p.a[i] = i % 3 ? 0.0f : -0.0f;
-  const float odd[] = {0.0f, -0.0f, 1e-45f, -1e-45f, 3e38f, -1.0f / 3.0f, __builtin_inff()};
-  for (int i = 0; i < kM * kN; ++i) p.c[i] = odd[i % 7];
-  p.run<T>();
-  for (int i = 0; i < kM * kN; ++i)
-    if (eagle::float_bits(p.c[i]) != eagle::float_bits(odd[i % 7])) return false;
-  return true;
-}
-
-// ---- signed bytes ----------------------------------------------------------------------------------------
-
-constexpr int kBytesDeep = 32;
-
-// Thread's elements of .s8, in the words of the PTX ISA; c as in Place.
-struct BytePlace : Place {
-  int a_row(int i) const { return (i >= 0 && i < 4) || (i >= 8 && i < 12) ? group : group + 8; }
-  int a_column(int i) const { return i < 8 ? in_group * 4 + (i & 3) : in_group * 4 + (i & 3) + 16; }
-  int b_row(int i) const { return i < 4 ? in_group * 4 + (i & 3) : in_group * 4 + (i & 3) + 16; }
-};
-
-__global__ void __launch_bounds__(32) byte_product_kernel(const int8_t* a, const int8_t* b, int32_t* c) {
-  const BytePlace at;
-  uint32_t x[4] = {}, y[2] = {};
-  for (int i = 0; i < 16; ++i)
-    x[i / 4] |= uint32_t(uint8_t(load(a + at.a_row(i) * kBytesDeep + at.a_column(i)))) << 8 * (i % 4);
-  for (int i = 0; i < 8; ++i)
-    y[i / 4] |= uint32_t(uint8_t(load(b + at.b_row(i) * kN + at.b_column(i)))) << 8 * (i % 4);
-  int32_t z[4];
-  for (int i = 0; i < 4; ++i) z[i] = load(c + at.c_row(i) * kN + at.c_column(i));
-  multiply_add_int8(z, {x[0], x[1], x[2], x[3]}, y[0], y[1]);
-  for (int i = 0; i < 4; ++i) store(c + at.c_row(i) * kN + at.c_column(i), z[i]);
-}
-
-// With the largest factors and with accumulators that wrap around.
-bool byte_product() {
-  Buffer<int8_t> a(kM * kBytesDeep), b(kBytesDeep * kN);
-  Buffer<int32_t> c(kM * kN);
-  std::vector<int32_t> want(kM * kN);
-  for (int i = 0; i < kM * kBytesDeep; ++i) a[i] = int8_t(i < 64 ? -128 : i * 37 % 256 - 128);
-  for (int i = 0; i < kBytesDeep * kN; ++i) b[i] = int8_t(i % 8 == 0 ? -128 : i * 91 % 256 - 128);
-  for (int i = 0; i < kM; ++i)
-    for (int j = 0; j < kN; ++j) {
-      c[i * kN + j] = i == 15 ? 0x7fffffff - j : i * 1000 - j;
-      uint32_t sum = uint32_t(c[i * kN + j]);
-      for (int k = 0; k < kBytesDeep; ++k) sum += uint32_t(a[i * kBytesDeep + k] * b[k * kN + j]);
-      want[i * kN + j] = int32_t(sum);
-    }
-  emulate({a.in("a"), b.in("b"), c.inout("c")},
-          [&] { launch(byte_product_kernel, {.grid = 1, .block = 32}, a.data(), b.data(), c.data()); });
-  for (int i = 0; i < kM * kN; ++i)
-    if (c[i] != want[i]) return false;
-  return true;
-}
-
 // ---- rounding --------------------------------------------------------------------------------------------
 
 template <class T>
@@ -329,13 +192,6 @@ std::vector<Case> matrix_cases() {
       {"stored/half_a_warp", "collective names exited lanes",
        stored<false, Layout::kSwizzled, Store::kHalfAWarp>},
       {"stored/older_device", "stmatrix on an older device", stored_on_an_older_device},
-      {"product/bf16", "", product<bf16_t>},
-      {"product/half", "", product<half_t>},
-      {"product/bf16_rows_and_columns_apart", "", apart<bf16_t>},
-      {"product/half_rows_and_columns_apart", "", apart<half_t>},
-      {"product/bf16_nothing_added", "", nothing_added<bf16_t>},
-      {"product/half_nothing_added", "", nothing_added<half_t>},
-      {"product/bytes", "", byte_product},
       {"rounding/bf16", "", rounding<bf16_t>},
       {"rounding/half", "", rounding<half_t>},
   };
