@@ -1,7 +1,7 @@
 """nvcc as a gate: every kernel compiles, keeps the register budget written beside it, spills nothing, has no
-stack frame, and holds the wide accesses we count on. One architecture in `make test`, with one instantiation
-of what has many; everything, and the oldest architecture, in `make test-full`. Skipped where there is no
-nvcc."""
+stack frame, and holds by itself the wide accesses we count on. One architecture in `make test`, with one
+instantiation of what has many; everything, and the oldest architecture, in `make test-full`. Skipped where
+there is no nvcc."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import machine_code
 from tools import ptxas_report
 from tools.ptxas_report import ROOT, Compiled, CompileError, cuda_sources
 
@@ -116,33 +117,46 @@ def test_one_instantiation_stands_for_many(compiled, source):
 
 # ---- wide accesses -------------------------------------------------------------------------------
 
-# What each file must do 16 bytes at a time, in bulk, or on tensor cores.
+# What every kernel of these files must do 16 bytes at a time, in bulk, or on tensor cores.
+STREAM = ("copy", "bulk copy", "product")
 WIDE = {
-    "kv_cache/compact_kv.cu": ("load", "store"),
-    "sampling/sample_tokens.cu": ("load",),
-    "draft/draft.cu": ("copy", "bulk copy", "matrix product"),
-    "attention/tree_attention.cu": ("copy", "matrix product"),
-    "linear/linear.cu": ("copy", "bulk copy", "matrix product", "integer product"),
-    "linear/lm_head_topk.cu": ("copy", "bulk copy", "matrix product", "integer product"),
+    "kv_cache/compact_kv.cu": {"compact_kv_kernel": ("load", "store")},
+    "sampling/sample_tokens.cu": {"sample_tokens_kernel": ("load",)},
+    "draft/draft.cu": {
+        "persistent_draft_kernel": STREAM,
+        "path_rows_kernel": ("load", "store"),
+        "parent_rows_kernel": ("load", "store"),
+    },
+    "attention/tree_attention.cu": {"common_pass_kernel": ("copy", "product"), "finish_kernel": ("copy",)},
+    "linear/linear.cu": {"linear_kernel": STREAM, "linear_many_kernel": STREAM},
+    "linear/lm_head_topk.cu": {"lm_head_topk_kernel": STREAM, "lm_head_topk_many_kernel": STREAM},
 }
-WIDE_CASES = [(path, access) for path, accesses in WIDE.items() for access in accesses]
 # ptxas never splits these, so that the PTX is enough where there is no disassembler.
 PTX = {
     "load": r"^\s*(?:@\S+\s+)?ld\.(?!shared|param|local)[\w.:]*\.(?:v4\.\w32|v2\.\w64)\s",
     "store": r"^\s*(?:@\S+\s+)?st\.(?!shared|param|local)[\w.:]*\.(?:v4\.\w32|v2\.\w64)\s",
     "copy": r"\bcp\.async\.cg\.shared\.global \S+, \S+, 16,",
     "bulk copy": r"\bcp\.async\.bulk\.shared::cluster\.global\b",
-    "matrix product": r"\bmma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32\b",
+    "bf16 product": r"\bmma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32\b",
+    "fp16 product": r"\bmma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32\b",
     "integer product": r"\bmma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32\b",
 }
-MACHINE_CODE = {
-    "load": r"\bLDG?\.E[.\w]*\.128\b",
-    "store": r"\bSTG?\.E[.\w]*\.128\b",
-    "copy": r"\bLDGSTS\.E[.\w]*\.128\b",
-    "bulk copy": r"\bUBLKCP\b",
-    "matrix product": r"\bHMMA\.16816\.F32\.BF16\b",
-    "integer product": r"\bIMMA\.16832\.S8\.S8\b",
-}
+MACHINE_CODE = {"load": r"LDG?\.E\b.*\.128\b.*", "store": r"STG?\.E\b.*\.128\b.*"}
+
+
+def wide_accesses(path: str, kernel: str) -> list[str]:
+    """Of an instance of a kernel of WIDE."""
+    product = {"FloatProducts": None, "IntegerProducts": "integer product", "half_t": "fp16 product"}
+    found = next((product[part] for part in product if part in kernel), "bf16 product")
+    accesses = WIDE[path][kernel.partition("<")[0]]
+    return [name for name in (found if access == "product" else access for access in accesses) if name]
+
+
+def ptx_of_kernels(text: str) -> dict[str, str]:
+    parts = re.split(r"^(?:\.\w+ )*\.(?=(?:entry|func)\b)", text, flags=re.M)
+    found = {match.group(1): part for part in parts if (match := re.match(r"entry (\w+)", part))}
+    names = ptxas_report.demangle(list(found))
+    return {ptxas_report.without_parameters(name): part for name, part in zip(names, found.values())}
 
 
 def disassembler() -> str | None:
@@ -153,22 +167,99 @@ def disassembler() -> str | None:
     return shutil.which("nvdisasm", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)]))
 
 
-@needs_nvcc
-@pytest.mark.parametrize(("path", "access"), WIDE_CASES)
-def test_wide_accesses_in_the_ptx(compiled, path, access):
-    ptx = compiled(ROOT / "csrc/cuda" / path, "sm_90a").ptx.read_text()
-    assert re.search(PTX[access], ptx, re.M), f"{path}: no 16-byte {access} in the PTX"
-
-
-@needs_nvcc
-@pytest.mark.parametrize(("path", "access"), WIDE_CASES)
-def test_wide_accesses_in_the_machine_code(compiled, path, access):
+def listing(compiled: Compiled) -> str:
     tool = disassembler()
     if tool is None:
         pytest.skip("needs nvdisasm, which is not on this machine; the PTX was looked at")
-    cubin = compiled(ROOT / "csrc/cuda" / path, "sm_90a").cubin
-    code = subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
-    assert re.search(MACHINE_CODE[access], code), f"{path}: no 16-byte {access} in the machine code"
+    command = [tool, "-g", "-c", compiled.cubin]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@needs_nvcc
+@pytest.mark.parametrize("path", WIDE)
+def test_wide_accesses_in_the_ptx_of_every_kernel(compiled, path):
+    result = compiled(ROOT / "csrc/cuda" / path, "sm_90a")
+    kernels = ptx_of_kernels(result.ptx.read_text())
+    assert set(kernels) == {kernel.name for kernel in result.kernels}
+    for kernel, text in kernels.items():
+        for access in wide_accesses(path, kernel):
+            assert re.search(PTX[access], text, re.M), f"{path}, {kernel}: no 16-byte {access} in the PTX"
+
+
+def check_machine_code(path: str, result: Compiled) -> None:
+    kernels = machine_code.kernels(listing(result))
+    assert set(kernels) == {kernel.name for kernel in result.kernels}
+    assert {name.partition("<")[0] for name in kernels} == set(WIDE[path])
+    for kernel, code in kernels.items():
+        if kernel.partition("<")[0] in machine_code.STREAMING:
+            assert machine_code.faults(kernel, code) == []
+            continue
+        for access in wide_accesses(path, kernel):
+            assert machine_code.count(code, MACHINE_CODE[access]), f"{path}, {kernel}: no 16-byte {access}"
+
+
+@needs_nvcc
+@pytest.mark.parametrize("path", WIDE)
+def test_wide_accesses_in_the_machine_code_of_every_kernel(compiled, path):
+    check_machine_code(path, compiled(ROOT / "csrc/cuda" / path, "sm_90a"))
+
+
+@needs_nvcc
+@pytest.mark.full
+@pytest.mark.parametrize("path", ONE_OF_MANY)
+def test_wide_accesses_in_the_machine_code_of_every_instantiation(compiled, path):
+    check_machine_code(path, compiled(ROOT / "csrc/cuda" / path, "sm_90a", whole=True))
+
+
+# Kernels among those of linear.cu, an edit of their machine code, and what must be said of them alone.
+DOCTORED = [
+    (
+        "linear_kernel<.*Int8Code.*",
+        "LDS.128",
+        "LDS.64",
+        ["16 bytes of a step", "2 LDS.64, expected at most 0"],
+    ),
+    (
+        "linear_kernel<.*Int4Codes.*",
+        "LDS.128",
+        "LDS.U8",
+        ["5 bytes of a step", "1 LDS.U8, expected at most 0"],
+    ),
+    ("linear_many_kernel<.*Int4Codes.*", "LDS.U16", "LDS.U8", ["36 bytes of a step", "4 LDS.U8, expected"]),
+    (
+        "linear_many_kernel<.*TensorProducts<eagle::bf16_t.*",
+        "HMMA.16816.F32.BF16",
+        "FFMA",
+        ["0 matrix products"],
+    ),
+    ("linear_kernel<.*IntegerProducts.*", "IMMA.16832.S8.S8", "IDP.4A.S8.S8", ["0 matrix products"]),
+    ("linear_many_kernel<.*Float8Code.*", "LDSM.16.M88.4", "LDS.128", ["0 ldmatrix, expected 16"]),
+    ("linear_kernel<.*FloatProducts.*", "UBLKCP.S.G", "NOP", ["0 bulk copies"]),
+    (
+        "linear_kernel<.*half_t.*",
+        "LDGSTS.E.BYPASS.128",
+        "LDGSTS.E.64",
+        ["0 copies of 16", "7 copies of less"],
+    ),
+]
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("kernel", "old", "new", "reported"), DOCTORED)
+def test_doctored_machine_code_is_reported(compiled, kernel, old, new, reported):
+    text = listing(compiled(ROOT / "csrc/cuda/linear/linear.cu", "sm_90a"))
+    parts = re.split(r"^(?=\s*\.section\s+\.text\.)", text, flags=re.M)
+    names = ["", *machine_code.kernels(text)]  # in the listing's order; before the first section, none
+    assert len(parts) == len(names)
+    mine = [name for name in names if re.fullmatch(kernel, name)]
+    assert len(mine) == 1
+    edited = [
+        part.replace(f" {old}", f" {new}") if name in mine else part for name, part in zip(names, parts)
+    ]
+    for name, code in machine_code.kernels("".join(edited)).items():
+        found = machine_code.faults(name, code)
+        assert len(found) == (len(reported) if name in mine else 0), found
+        assert not found or all(any(text in fault for fault in found) for text in reported), found
 
 
 # ---- the gate can fail ---------------------------------------------------------------------------

@@ -172,6 +172,7 @@ def compile_kernels(source: Path, arch: str, folder: Path) -> Compiled:
         f"-arch={arch}",
         "-Xptxas",
         "-v",
+        "-lineinfo",  # for the disassembler; the code is the same
         "-cubin",
     ]
     command += ["--keep", "--keep-dir", folder, source, "-o", cubin]
