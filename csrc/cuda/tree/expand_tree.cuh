@@ -9,7 +9,6 @@
 // order never depends on the shape of the merge. (Counting for each candidate the better ones takes a million
 // comparisons at top_k = 32.) A static tree's beam is known: thread n puts the level's n-th node down in
 // shared memory, in its candidate's place and in its beam row.
-#include "common/numeric.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/tree/score_key.cuh"
