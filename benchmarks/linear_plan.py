@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 from head_shapes import Matrix
 
-RING_OFFSET, MAX_RING = 384, 16
+RING_OFFSET, MAX_RING, MAX_ROW_RING = 384, 24, 16
+AHEAD_BYTES, ROWS_AHEAD = 100 * 1024, 32 * 1024  # of weights, that a block should have on their way
+STAGE_BYTES = 2304  # of a row tile, at most
 SMALL_WARPS, LARGE_WARPS, SMALL_TOKEN_TILES, LARGE_TOKEN_TILES = 16, 12, 4, 8
-MAX_ROWS = {"linear": 256, "lm_head_topk": 64}  # that one launch takes
+PERSISTENT_OFFSET, PERSISTENT_WARPS = 12 * 1024, 8  # draft's kernel: at most so many bytes before the rings
+MAX_ROWS = {"linear": 256, "lm_head_topk": 64, "draft": 64}  # that one launch takes
 STEP = {  # format -> (columns of a step, bytes of 16 rows of it)
     "bf16": (64, 2048),
     "fp8": (64, 1024),
@@ -33,9 +36,12 @@ class Plan(NamedTuple):
     blocks: int
     warps: int  # of a block
     pass_tiles: int  # row tiles of 16 that a block takes at a time
-    ring: int  # steps in shared memory
+    stage_steps: int  # steps that come and go together
+    ring: int  # stages of weights in shared memory
+    row_ring: int  # stages of activations there
     ahead_bytes: int  # of weights that may be on their way to a block
     launches: int
+    own_bytes: int  # of weights that a block has to read, or a step less
     x_bytes: int  # activations that all blocks load together
     partial_bytes: int  # what blocks of a launch leave for the last one
 
@@ -62,24 +68,52 @@ def chunk_tiles(tiles: int) -> int:
     return chunk
 
 
+class Ring(NamedTuple):
+    stage_steps: int
+    ring: int
+    row_ring: int
+    ahead_bytes: int
+
+
+def plan_ring(room: int, weights: int, rows: int, tile_bytes: int, enough: int) -> Ring:
+    """Of `room` bytes, with `weights` and `rows` bytes a step. The longest stage, and as many of activations,
+    with which `enough` is ahead; else what has most ahead."""
+    best = Ring(1, 0, 0, -1)
+    for steps in range(STAGE_BYTES // tile_bytes, 0, -1):
+        wanted = min(max(2 + ceil_div(ROWS_AHEAD, steps * weights), 4), MAX_ROW_RING)
+        for row_ring in range(wanted, 2, -1):
+            ring = min((room - row_ring * steps * rows) // (steps * weights), MAX_RING)
+            spare = (room - ring * steps * weights) // (steps * rows)
+            made = Ring(steps, ring, min(spare, ring, MAX_ROW_RING), (ring - 1) * steps * weights)
+            if min(made.ring, made.row_ring) < 3:
+                continue
+            if made.ahead_bytes >= enough:
+                return made
+            if made.ahead_bytes > best.ahead_bytes:
+                best = made
+    return best
+
+
 def plan(op: str, matrix: Matrix, form: str, rows: int, top_k: int = 0, device: Device = H200) -> Plan:
-    """Of one call with bf16 activations."""
+    """Of one call with bf16 activations; "draft": of one phase of the persistent kernel."""
     step_k, tile_bytes = STEP[form]
     tiles = ceil_div(matrix.n // 2, 8) if matrix.paired else ceil_div(matrix.n, 16)
     steps = ceil_div(matrix.k, step_k)
-    topk = op == "lm_head_topk"
+    draft = op == "draft"
+    topk = op == "lm_head_topk" or (draft and matrix.name.endswith("lm_head"))
+    offset = PERSISTENT_OFFSET if draft else RING_OFFSET
     slices, unit = (1, chunk_tiles(tiles)) if topk else (slices_of(tiles, steps), 1)
     row_bytes = step_k * (1 if form == "int8_dynamic" else 2)
 
     def behind(rows: int, pass_tiles: int) -> int:
         return rows * (32 * 8 + (16 * pass_tiles + 4) * 4) if topk else 0
 
-    def step_bytes(pass_tiles: int, token_tiles: int) -> int:
-        return tile_bytes * pass_tiles + row_bytes * (8 * token_tiles + 1)
+    def step_rows(token_tiles: int) -> int:
+        return row_bytes * (8 * token_tiles + 1)
 
     most = MAX_ROWS[op]
-    while (
-        most > 8 and RING_OFFSET + 3 * step_bytes(unit, most // 8) + behind(most, unit) > device.shared_bytes
+    while most > 8 and (
+        offset + 3 * (unit * tile_bytes + step_rows(most // 8)) + behind(most, unit) > device.shared_bytes
     ):
         most //= 2
     launches, m = ceil_div(rows, most), min(rows, most)
@@ -87,18 +121,25 @@ def plan(op: str, matrix: Matrix, form: str, rows: int, top_k: int = 0, device: 
     large = token_tiles > SMALL_TOKEN_TILES
     groups = ceil_div(token_tiles, LARGE_TOKEN_TILES) if large else 1
     tiles_per_warp, warps = (2, LARGE_WARPS) if large else (1, SMALL_WARPS)
+    if draft:
+        groups, tiles_per_warp, warps = 1, 1, PERSISTENT_WARPS
     units = ceil_div(tiles, unit)
     items = slices * units
     blocks = min(device.multiprocessors, items)
     each = ceil_div(items, blocks)
-    pass_units = max(warps // groups * tiles_per_warp // unit, 1)
-    pass_units = ceil_div(each, ceil_div(each, pass_units))
-    while True:
-        room = device.shared_bytes - RING_OFFSET - behind(m, pass_units * unit)
-        ring = min(room // step_bytes(pass_units * unit, token_tiles), MAX_RING)
-        if ring >= 4 or pass_units == 1:
+    passes = ceil_div(each, max(warps // groups * tiles_per_warp // unit, 1))
+    own = each * unit * tile_bytes * (steps // slices)
+    enough = min(AHEAD_BYTES, device.shared_bytes * 9 // 20, own)
+    found, pass_units = Ring(1, 0, 0, -1), 1
+    while True:  # passes of fewer tiles only where that brings more on the way
+        units_then = ceil_div(each, passes)
+        room = device.shared_bytes - offset - behind(m, units_then * unit)
+        ring = plan_ring(room, units_then * unit * tile_bytes, step_rows(token_tiles), tile_bytes, enough)
+        if ring.ahead_bytes > found.ahead_bytes:
+            found, pass_units = ring, units_then
+        if found.ahead_bytes >= enough or units_then == 1:
             break
-        pass_units -= 1
+        passes += 1
     x_steps = sum(
         steps * (slice_ + 1) // slices - steps * slice_ // slices
         for slice_ in walks(items, units, pass_units, blocks)
@@ -111,8 +152,11 @@ def plan(op: str, matrix: Matrix, form: str, rows: int, top_k: int = 0, device: 
         blocks=blocks,
         warps=ceil_div(pass_units * unit, tiles_per_warp) * groups,
         pass_tiles=pass_units * unit,
-        ring=ring,
-        ahead_bytes=(ring - 1) * pass_units * unit * tile_bytes,
+        stage_steps=found.stage_steps,
+        ring=found.ring,
+        row_ring=found.row_ring,
+        ahead_bytes=found.ahead_bytes,
+        own_bytes=own,
         launches=launches * (2 if form == "int8_dynamic" else 1),
         x_bytes=x_steps * row_bytes * rows,
         partial_bytes=partials,

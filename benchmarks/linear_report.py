@@ -31,8 +31,8 @@ def show_floors(rows: Sequence[Row], ceilings: Ceilings, console: Console) -> No
         plans = make_table(
             f"{op}: launches on a GPU of 132 multiprocessors, activations that all blocks load together and "
             "sums that blocks leave for each other",
-            ("matrix", "format", "M", "launches", "slices", "blocks", "warps", "tiles at a time", "ring",
-             "weights ahead KB", "x MB", "sums MB"),
+            ("matrix", "format", "M", "launches", "slices", "blocks", "warps", "tiles at a time", "steps",
+             "ring", "weights ahead KB", "x MB", "sums MB"),
         )  # fmt: skip
         for key in dict.fromkeys((row["matrix"], row["format"]) for row in mine):
             some = {row["rows"]: row for row in mine if (row["matrix"], row["format"]) == key}
@@ -49,7 +49,7 @@ def show_floors(rows: Sequence[Row], ceilings: Ceilings, console: Console) -> No
             for m, row in some.items():
                 if m in (min(some), max(some)):
                     plan = row["plan"]
-                    counts = ("launches", "slices", "blocks", "warps", "pass_tiles", "ring")
+                    counts = ("launches", "slices", "blocks", "warps", "pass_tiles", "stage_steps", "ring")
                     plans.add_row(
                         *key, str(m), *(str(plan[part]) for part in counts),
                         f"{plan['ahead_bytes'] / 1e3:.0f}", f"{plan['x_bytes'] / 1e6:.2f}",

@@ -21,14 +21,15 @@ import linear_report  # noqa: E402
 from ceilings import H200, Ceilings  # noqa: E402
 from gpu_arms import WrongResult, right  # noqa: E402
 from head_shapes import FORMATS, HEADS, Matrix, weight_bytes  # noqa: E402
-from linear_cases import AIMS, Case, floor  # noqa: E402
+from linear_cases import AIMS, MATRICES, TOP_K, Case, floor  # noqa: E402
 from linear_gpu import OURS, Settings, expected  # noqa: E402
-from linear_plan import Device, plan  # noqa: E402
+from linear_plan import AHEAD_BYTES, STEP, Device, Plan, plan  # noqa: E402
 from peers import linear as peers  # noqa: E402
 
 from eagle_cuda._extension import _C  # noqa: E402
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight  # noqa: E402
 from stand_in import StandIn, run_benchmark  # noqa: E402
+from traffic import bytes_moved, lines_of  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -84,6 +85,56 @@ def test_bytes_are_those_of_a_packed_weight(form):
     if not _C.build_info()["cuda"]:
         pytest.skip("needs a build with CUDA kernels")
     assert weight_bytes(64, 256, form) == _C.packed_weight_bytes(64, 256, form, True)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_enough_weights_are_on_their_way(form):
+    """100 KB to a multiprocessor of the H200, or all that it has to read, so that memory is busy over its
+    latency: of all matrices of the heads, for as many rows as a tree has. Of 256 rows, whose products take
+    longer than the bytes, half of that."""
+    for name, matrix in MATRICES.items():
+        for op in ["linear", "draft", *(["lm_head_topk"] if "lm_head" in name else [])]:
+            for rows in (1, 10, 16, 32, 60, 64, *([256] if op == "linear" else [])):
+                found = plan(op, matrix, form, rows, TOP_K)
+                enough = min(AHEAD_BYTES if rows <= 64 else 48_000, found.own_bytes)
+                assert found.ahead_bytes >= enough, (op, name, rows, found)
+
+
+PREFETCH = lines_of("cuda/linear/stream.cuh", "prefetch")
+
+
+def asked_first(plan: Plan, matrix: Matrix, form: str) -> int:
+    """Bytes of weights that all blocks ask for before they multiply anything. Weights of one pass a block."""
+    step_k, tile_bytes = STEP[form]
+    tiles = -(-matrix.n // 16)
+    steps, total = -(-matrix.k // step_k), 0
+    for block in range(plan.blocks):
+        item, last = (plan.slices * tiles * b // plan.blocks for b in (block, block + 1))
+        left = (plan.ring - 1) * plan.stage_steps  # whole stages: a slice may end within one
+        while item < last and left > 0:
+            slice_, run = item // tiles, min(last - item, tiles - item % tiles)
+            run = -(-run // -(-run // plan.pass_tiles))
+            own = steps * (slice_ + 1) // plan.slices - steps * slice_ // plan.slices
+            total += run * min(own, left) * tile_bytes
+            left -= -(-own // plan.stage_steps) * plan.stage_steps
+            item += run
+    return total
+
+
+@pytest.mark.op("linear")
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("n", "k", "rows", "multiprocessors"), [(96, 4096, 10, 3), (272, 1600, 64, 4), (528, 704, 200, 3)]
+)
+@pytest.mark.parametrize("form", ["bf16", "fp8", "int4"])
+def test_as_many_weights_are_asked_for_as_planned(simulator, form, n, k, rows, multiprocessors):
+    """The last one: all that there is room for beside the rows."""
+    weight, x = pack_weight(torch.randn(n, k).bfloat16(), form), torch.randn(rows, k).bfloat16()
+    matrix = Matrix("", n, k)
+    planned = plan("linear", matrix, form, rows, device=Device(multiprocessors, 227 * 1024))
+    with simulator.device(multiprocessors=multiprocessors), simulator.counting():
+        linear(x, weight)
+    assert bytes_moved(simulator, PREFETCH) == asked_first(planned, matrix, form)
 
 
 @pytest.mark.op("linear")

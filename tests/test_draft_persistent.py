@@ -15,7 +15,7 @@ import torch
 
 from compare import assert_same_bits
 from draft_rig import HEADS, Rig
-from traffic import ROWS, WEIGHTS, bytes_moved, packed_bytes
+from traffic import ROWS, WEIGHTS, bytes_moved, lines_of, packed_bytes
 
 THREADS = 256
 
@@ -217,3 +217,26 @@ def test_levels_end_when_no_tree_can_change(simulator):
     whole = draft_cost(EARLY._replace(max_nodes=60), simulator)
     assert whole.barriers == 2 + 6 * 5
     assert cost.tree.num_nodes.tolist() == [2, 2]
+
+
+BESIDE_ATTENTION = lines_of("cuda/draft/layer_work.cuh", "prefetch_o")  # before the barrier in front of it
+
+
+@pytest.mark.unchecked
+@pytest.mark.op("draft")
+@pytest.mark.parametrize("form", ["bf16", "int4"])
+def test_weights_come_while_rows_attend(form, simulator):
+    """Those of o as a whole, where they fit beside what attention keeps; else as far as they do, and the rest
+    when it is over. Without bulk copies none."""
+    settings = {"hidden": 512, "inner": 64, "heads": 8, "head_dim": 128, "kv_heads": 2}
+    settings |= {} if form == "bf16" else {"weights": form}
+    case = Case(("eagle3", settings), batch=1, max_nodes=256)
+    attentions, o = 3, packed_bytes((512, 8 * 128), form=form)
+    asked = {}
+    for blocks, capability in ((16, 90), (1, 90), (16, 86)):
+        with simulator.device(multiprocessors=blocks, compute_capability=capability):
+            draft_cost(case, simulator)
+            asked[blocks, capability] = bytes_moved(simulator, BESIDE_ATTENTION)
+    assert asked[16, 90] == attentions * o
+    assert 0 < asked[1, 90] < attentions * o
+    assert asked[16, 86] == 0

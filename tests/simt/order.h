@@ -19,7 +19,7 @@ std::string accessor(const Epoch& access);
 bool shown_to_proxy(const Epoch& access, const Thread& thread);
 
 // Copies of a block that land by themselves are agents with times of their own, by barrier.
-constexpr uint32_t kAgents = 8;
+constexpr uint32_t kAgents = 32;
 Epoch next_of_agent(const Block& block, uint32_t agent);
 void arrive(const Epoch& landed, Published& at);
 

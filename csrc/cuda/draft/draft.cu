@@ -78,6 +78,7 @@ class Planner {
     if (!is_taken(p_)) return false;
     choose_blocks();
     launch_ = &launch;
+    if (!attention(launch.params)) return false;
     launch.blocks = blocks_;
     PersistentParams& k = launch.params;
     const int path_rows = p_.batch_size * p_.max_path, rows = p_.batch_size * p_.top_k;
@@ -94,9 +95,9 @@ class Planner {
       to.cache = p_.caches[i];
       fits = weight(from.qkv, path_rows, rows, to.qkv) && weight(from.o, path_rows, rows, to.o) &&
              weight(from.gate_up, path_rows, rows, to.gate_up) && weight(from.down, path_rows, rows, to.down);
+      if (fits) stream_past_attention({path_rows, rows}, to.o);
     }
-    fits = fits && lm_head(rows, k) && attention(k);
-    if (!fits) return false;
+    if (!fits || !lm_head(rows, k)) return false;
     launch.shared_bytes =
         static_cast<size_t>(kRing) +
         std::max({sizeof(ExpandShared), sizeof(PersistentBuild), static_cast<size_t>(ring_bytes_)});
@@ -128,7 +129,7 @@ class Planner {
     to.k = static_cast<int>(from.k);
     to.tiles = layout.tiles;
     to.steps = layout.steps;
-    to.tile_bytes = layout.tile_bytes;
+    to.tile_bytes = static_cast<uint16_t>(layout.tile_bytes);
     to.slices = static_cast<uint8_t>(slices);
     to.unit = static_cast<uint8_t>(unit);
     to.paired = from.paired;
@@ -136,16 +137,19 @@ class Planner {
     for (int i = 0; i < 2; ++i) {
       StreamPlan plan{};
       plan.tiles = layout.tiles;
+      plan.steps = layout.steps;
       plan.slices = slices;
       plan.unit = unit;
+      plan.bulk = has_bulk_copies();
       plan.m = rows[i];
       plan_passes(plan, layout.tile_bytes, row_bytes, {kShape, blocks_, kRing},
                   [&](int tiles) { return behind(rows[i], tiles); });
       if (plan.ring < 3) return false;
       to.pass_tiles[i] = static_cast<uint8_t>(plan.pass_tiles);
+      to.stage_steps[i] = static_cast<uint8_t>(plan.stage_steps);
       to.ring[i] = static_cast<uint8_t>(plan.ring);
-      const int64_t ring =
-          int64_t{plan.ring} * step_bytes(layout.tile_bytes, row_bytes, plan.pass_tiles, plan.token_tiles());
+      to.row_ring[i] = static_cast<uint8_t>(plan.row_ring);
+      const int64_t ring = ring_bytes(plan, layout.tile_bytes);
       launch_->params.topk_offset[i] =
           static_cast<int>(kRing + ring);  // the LM head, which is last, has something there
       ring_bytes_ = std::max(ring_bytes_, ring + behind(rows[i], plan.pass_tiles));
@@ -160,6 +164,22 @@ class Planner {
   bool weight(const PackedWeight& from, int path_rows, int rows, PersistentWeight& to) {
     return passes(from, slices_of(PackedLayout(from)), 1, {path_rows, rows}, to,
                   [](int, int) { return int64_t{0}; });
+  }
+
+  // The places of o's ring that attention leaves alone are the first to be filled, while it runs. Without
+  // bulk copies it would wait for them.
+  void stream_past_attention(const int (&rows)[2], PersistentWeight& o) const {
+    if (!has_bulk_copies()) return;
+    for (int i = 0; i < 2; ++i) {
+      StreamPlan plan{};
+      plan.stage_steps = o.stage_steps[i];
+      plan.row_ring = o.row_ring[i];
+      const int64_t left =
+          attention_bytes_[i] - row_ring_bytes(plan, kPersistentRowBytes, ceil_div(rows[i], 8));
+      const int64_t stage = int64_t{o.stage_steps[i]} * o.tile_bytes * o.pass_tiles[i];
+      const int64_t first = std::max<int64_t>(left > 0 ? ceil_div(left, stage) : 0, 1);
+      if (first < o.ring[i]) o.first[i] = static_cast<uint8_t>(first);
+    }
   }
 
   bool lm_head(int rows, PersistentParams& k) {
@@ -186,9 +206,11 @@ class Planner {
         k.attend_plan[i] = plan;  // of all layers
         launch_->scratch = std::max(launch_->scratch, partials_bytes(a, plan));
         dispatch(HeadDims{}, head_.head_dim, "head_dim", [&](auto dim) {
-          ring_bytes_ = std::max<int64_t>(ring_bytes_,
-                                          common_shared_bytes<dim()>(plan.rows_per_block, plan.ring, false));
-          ring_bytes_ = std::max<int64_t>(ring_bytes_, sizeof(FinishShared<bf16_t, bf16_t, dim()>));
+          attention_bytes_[i] = std::max<int64_t>(
+              {attention_bytes_[i],
+               static_cast<int64_t>(common_shared_bytes<dim()>(plan.rows_per_block, plan.ring, false)),
+               int64_t{sizeof(FinishShared<bf16_t, bf16_t, dim()>)}});
+          ring_bytes_ = std::max(ring_bytes_, attention_bytes_[i]);
         });
       }
     }
@@ -199,7 +221,7 @@ class Planner {
   const DraftHead& head_;
   PersistentLaunch* launch_ = nullptr;
   int blocks_ = 1, most_tiles_ = 0;
-  int64_t ring_bytes_ = 0;
+  int64_t ring_bytes_ = 0, attention_bytes_[2] = {};
 };
 
 // What the kernel keeps in the workspace.

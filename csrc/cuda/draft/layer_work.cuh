@@ -31,7 +31,10 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
   using Products = Stream<AnyProducts<T>, 1, kTokenTiles, TableRows<T>>;
 
   __device__ __forceinline__ Products products() const {
-    return {shared_.plan, {shared_.plan, shared_.table}, shared_.arrived, scratch(), shared_.parities};
+    return {shared_.plan,    {shared_.plan, shared_.table},
+            shared_.arrived, &shared_.ahead,
+            scratch(),       shared_.parities,
+            shared_.first};
   }
   // Behind a product: for the next one.
   __device__ __forceinline__ void keep_parities(const Products& products) const {
@@ -41,8 +44,15 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
 
   __device__ __forceinline__ void prefetch() const {
     fence_proxy_async();
-    products().prefetch(block(), blocks());
+    products().prefetch(shared_.first == 0 ? 0 : early(), shared_.plan.ring - 1, block(), blocks());
   }
+  // Before attention, as far as there is room behind its scratch.
+  __device__ __forceinline__ void prefetch_o() const {
+    if (shared_.first == 0) return;
+    fence_proxy_async();
+    products().prefetch(0, early(), block(), blocks());
+  }
+  __device__ __forceinline__ int early() const { return shared_.plan.ring - shared_.first; }
   __device__ __forceinline__ void drop() const {
     Products products = this->products();
     products.drop(block(), blocks());

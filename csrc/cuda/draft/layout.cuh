@@ -17,6 +17,8 @@ struct PersistentShared {
   // The kernel's: what is read here is read where it is used. From the parameters' own memory the compiler
   // would keep hundreds of words in registers through all phases.
   PersistentParams params;
+  Walk ahead;  // of the product's weights
+  int first;   // the place of its first stage
   Mbarrier arrived[kMaxRing];
   RowTable table;
   // Of the phase; thread 0 fills them in. Here rather than in registers, which the products want.
@@ -36,6 +38,7 @@ struct PersistentShared {
 };
 
 inline constexpr int kPersistentRing = (static_cast<int>(sizeof(PersistentShared)) + 127) / 128 * 128;
+static_assert(kPersistentRing <= 12 * 1024);  // benchmarks/linear_plan.py leaves it so much
 
 template <class T, int kHeadDim>
 class PhaseLayout {
@@ -100,7 +103,8 @@ class PhaseLayout {
     f.counters = p_.words.tiles;
     f.out_stride = f.residual_stride = H;
     const PersistentWeight* w = nullptr;
-    switch (phase().work) {
+    const Work work = phase().work == Work::kAttention ? Work::kO : phase().work;
+    switch (work) {
       case Work::kFc:  // what layer 0 begins with: the features fused, or embedding and hidden state
         w = &p_.fc;
         f.bias = p_.fc_bias;
@@ -146,7 +150,11 @@ class PhaseLayout {
     plan.format = w->format;
     plan.unit = w->unit;
     plan.pass_tiles = w->pass_tiles[which];
+    plan.stage_steps = w->stage_steps[which];
     plan.ring = w->ring[which];
+    plan.row_ring = w->row_ring[which];
+    shared_.first = w->first[which];
+    plan.weights_at = row_ring_bytes(plan, kPersistentRowBytes, ceil_div(most_rows(work), 8));
     plan.token_groups = 1;
     plan.bulk = p_.bulk;
     plan.m = rows();
@@ -162,6 +170,12 @@ class PhaseLayout {
       shared_.append.cache = l.cache;
       shared_.items_of_head += static_cast<uint32_t>(plan.slices * plan.tiles / l.cache.num_kv_heads);
     }
+  }
+
+  // Rows that the ring of x is laid out for: also where there are fewer, weights stand in the same places.
+  __device__ __forceinline__ int most_rows(Work work) const {
+    if (phase().level > 0) return p_.batch_size * p_.top_k;
+    return work == Work::kLmHead ? p_.batch_size : min(p_.batch_size * p_.max_path, kPersistentRows);
   }
 
   __device__ __forceinline__ void lay_out_topk(int which) const {
@@ -187,6 +201,7 @@ class PhaseLayout {
 
   __device__ __forceinline__ const Plan& plan() const { return p_.attend_plan[phase().level > 0]; }
   __device__ __forceinline__ void lay_out_attention() const {
+    lay_out_product();  // o's, whose first weights are asked for beside attention
     shared_.attend = p_.attend[phase().level > 0];
     shared_.attend.cache = layer().cache;
     if (phase().level > 0) shared_.attend.first_node = (phase().level - 1) * p_.top_k;

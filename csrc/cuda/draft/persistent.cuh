@@ -4,7 +4,8 @@
 //
 // What a phase works with (a plan, pointers, the rows' addresses) stands in shared memory in front of the
 // ring, where every phase finds its own. Between arriving at a barrier and waiting there a block lays out the
-// next phase and asks for its first weights.
+// next phase and asks for its first weights; those of o in part before attention, which needs none itself and
+// works in the front of the ring.
 #include <cuda_runtime.h>
 
 #include "cuda/draft/growth.cuh"
@@ -39,6 +40,7 @@ class PersistentDraft : LayerWork<T, kHeadDim> {
     GridBarrier barrier(p_.words.barrier, shared_.barriers);
     barrier.arrive();
     Base::lay_out();
+    if (phase().work == Work::kAttention) Base::prefetch_o();
     if (phase().is_product()) Base::prefetch();
     barrier.wait();
     if (phase().begins_level(p_.eagle3) && load(p_.words.over) != 0) {

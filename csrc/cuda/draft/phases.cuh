@@ -6,7 +6,8 @@
 //
 //   [fc]        EAGLE-1/2: embedding and hidden state become one row
 //   qkv         the last block of a KV head's tiles rotates and appends its rows
-//   attention   partial results of the prefix, then every row as its prefix is there
+//   attention   partial results of the prefix, then every row as its prefix is there; meanwhile o's first
+//               weights come, into places of the ring that attention does not want
 //   o           onto the residual
 //   gate, up
 //   down        onto the residual
@@ -30,6 +31,7 @@ inline constexpr int kPersistentLayers = 3;
 inline constexpr int kPersistentKvHeads = 128;
 inline constexpr int kPersistentItems = 16;  // candidates of a thread when trees are built
 inline constexpr int kPersistentAttendRows = kPersistentThreads / kWarpSize * kWarpRows;
+inline constexpr int kPersistentRowBytes = 128;  // of a row of x in a step: 64 columns of 16 bits
 
 enum class Work : int { kRows, kFc, kQkv, kAttention, kO, kGateUp, kDown, kLmHead, kTree };
 
@@ -66,10 +68,12 @@ struct Phase {
 struct PersistentWeight {
   const unsigned char* data;
   const float* scales;
-  int n, k, tiles, steps, tile_bytes;
+  int n, k, tiles, steps;
+  uint16_t tile_bytes;
   uint8_t slices, unit, paired;
   WeightFormat format;
-  uint8_t pass_tiles[2], ring[2];
+  uint8_t pass_tiles[2], stage_steps[2], ring[2], row_ring[2];
+  uint8_t first[2];  // the place of the first stage: those from it on are asked for before attention; 0: none
 };
 
 struct PersistentLayer {

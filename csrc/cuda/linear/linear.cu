@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kSmallWarps* kWarpSize, 1)
     linear_kernel(const __grid_constant__ StreamPlan plan, const __grid_constant__ FinishParams p) {
   using Small = Stream<Products, 1, kSmallTokenTiles>;
   StreamShared& shared = shared_memory<StreamShared>();
-  Small stream(plan, {plan, shared.root}, shared.arrived,
+  Small stream(plan, {plan, shared.root}, shared.arrived, &shared.ahead,
                reinterpret_cast<unsigned char*>(&shared) + kRingOffset);
   const LinearFinish<Small, 1, kSmallTokenTiles> finish(p, plan, stream);
   stream.init_barriers();
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kLargeWarps* kWarpSize, 1)
     linear_many_kernel(const __grid_constant__ StreamPlan plan, const __grid_constant__ FinishParams p) {
   using Large = Stream<Products, 2, kLargeTokenTiles>;
   StreamShared& shared = shared_memory<StreamShared>();
-  Large stream(plan, {plan, shared.root}, shared.arrived,
+  Large stream(plan, {plan, shared.root}, shared.arrived, &shared.ahead,
                reinterpret_cast<unsigned char*>(&shared) + kRingOffset);
   const LinearFinish<Large, 2, kLargeTokenTiles> finish(p, plan, stream);
   stream.init_barriers();

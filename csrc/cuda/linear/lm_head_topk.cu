@@ -29,7 +29,8 @@ __device__ __forceinline__ void run_block(const StreamPlan& plan, const TopkPara
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   const Topk topk(p, plan, begin + topk_offset);
   topk.clear();
-  ThisStream stream(plan, {plan, shared.stream.root}, shared.stream.arrived, begin + kRingOffset);
+  ThisStream stream(plan, {plan, shared.stream.root}, shared.stream.arrived, &shared.stream.ahead,
+                    begin + kRingOffset);
   stream.init_barriers();
   stream.run(block, blocks, TopkFinish<ThisStream, kRows, kTokens>{topk, p.scales, plan, stream});
   topk.leave(block, blocks);
@@ -114,7 +115,7 @@ void run(const LmHeadTopkParams& p, CUstream_st* stream) {
   topk.sums = reinterpret_cast<float2*>(workspace + offsets.sums);
   topk.counter = reinterpret_cast<uint32_t*>(workspace + offsets.counters);
   EAGLE_CUDA_CHECK(cudaMemsetAsync(topk.counter, 0, sizeof(uint32_t), stream));
-  const int64_t offset = ring_end(l.plan, layout.tile_bytes, row_bytes_of(layout, rows.dtype));
+  const int64_t offset = ring_end(l.plan, layout.tile_bytes);
   dispatch_products(p.weight.format, p.x_dtype, [&](auto products) {
     launch_products<typename decltype(products)::type>(l, topk, offset, stream);
   });

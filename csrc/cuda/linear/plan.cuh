@@ -73,10 +73,9 @@ struct StreamLaunch {
 inline constexpr int64_t kRingOffset = 384;  // behind StreamShared and what else the kernel keeps there
 static_assert(sizeof(StreamShared) <= kRingOffset);
 
-// Where the ring ends, from the beginning of shared memory.
-inline int64_t ring_end(const StreamPlan& plan, int tile_bytes, int row_bytes) {
-  return kRingOffset +
-         int64_t{plan.ring} * step_bytes(tile_bytes, row_bytes, plan.pass_tiles, plan.token_tiles());
+// Where the rings end, from the beginning of shared memory.
+inline int64_t ring_end(const StreamPlan& plan, int tile_bytes) {
+  return kRingOffset + ring_bytes(plan, tile_bytes);
 }
 
 // Rows of x that a launch takes: `most`, or as many as leave room for three steps of `unit` tiles in this
@@ -85,7 +84,8 @@ template <class Behind>
 int64_t rows_per_launch(const PackedLayout& layout, int row_bytes, int unit, int64_t most, Behind&& behind) {
   const auto limit = static_cast<int64_t>(shared_memory_limit());
   const auto fits = [&](int64_t rows) {
-    const int64_t step = step_bytes(layout.tile_bytes, row_bytes, unit, static_cast<int>(rows / 8));
+    const int64_t step =
+        int64_t{unit} * layout.tile_bytes + row_step_bytes(row_bytes, static_cast<int>(rows / 8));
     return kRingOffset + 3 * step + behind(rows, unit) <= limit;
   };
   while (most > 8 && !fits(most)) most /= 2;
@@ -99,23 +99,66 @@ struct StreamRoom {
   int64_t ring_offset;  // in shared memory
 };
 
-// What a block does at a time: as many tiles as it has in all, or as its warps can take; fewer where the ring
-// would be short of steps. `behind(pass_tiles)`: bytes of shared memory that the kernel wants behind the
-// ring. The ring may come out shorter than the three steps that it needs.
+// Bytes that a multiprocessor should have on their way, so that all of them keep the memory busy over its
+// latency: of weights, and of what stands beside them until their x is there.
+inline constexpr int64_t kAheadBytes = 100 * 1024, kRowsAhead = 32 * 1024;
+
+// How weights and x share what there is of shared memory.
+struct Rings {
+  int stage_steps, ring, row_ring;
+  int64_t ahead;  // bytes of weights that are on their way
+};
+
+// Of `room` bytes, of which a step takes `weights` and `rows`: the longest stages, and with them as many of
+// x, with which `enough` bytes of weights are on their way; else what has most of them there. `ring` is 0
+// where three stages of both do not fit.
+inline Rings plan_rings(int64_t room, int64_t weights, int64_t rows, int tile_bytes, int64_t enough,
+                        bool bulk) {
+  Rings best{1, 0, 0, -1};
+  for (int steps = kStageBytes / tile_bytes; steps > 0; --steps) {
+    const int64_t of_weights = steps * weights, of_rows = steps * rows;
+    const int64_t wanted = std::clamp<int64_t>(2 + ceil_div(kRowsAhead, of_weights), 4, kMaxRowRing);
+    for (int64_t row_ring = wanted; row_ring >= 3; --row_ring) {
+      int64_t ring = std::min<int64_t>((room - row_ring * of_rows) / of_weights, kMaxRing);
+      if (!bulk) ring = std::min<int64_t>(room / (of_weights + of_rows), kMaxRowRing);
+      const int64_t spare = (room - ring * of_weights) / of_rows;  // places of x that there are
+      const Rings made{steps, static_cast<int>(ring),
+                       static_cast<int>(bulk ? std::min<int64_t>({spare, ring, kMaxRowRing}) : ring),
+                       (ring - 1) * of_weights};
+      if (std::min(made.ring, made.row_ring) < 3) continue;
+      if (made.ahead >= enough) return made;
+      if (made.ahead > best.ahead) best = made;
+    }
+  }
+  return best;
+}
+
+// What a block does at a time: as many tiles as it has in all, or as its warps can take; fewer only where
+// more bytes are on their way then. `behind(pass_tiles)`: bytes of shared memory that the kernel wants behind
+// the rings. These may come out empty.
 template <class Behind>
 void plan_passes(StreamPlan& plan, int tile_bytes, int row_bytes, const StreamRoom& room, Behind&& behind) {
   const auto limit = static_cast<int64_t>(shared_memory_limit());
   plan.token_groups = ceil_div(plan.token_tiles(), room.shape.token_tiles);
   const int units = ceil_div(plan.items(), room.blocks);
-  int pass_units = std::max(room.shape.warps / plan.token_groups * room.shape.tiles / plan.unit, 1);
-  pass_units = ceil_div(units, ceil_div(units, pass_units));
-  for (;; --pass_units) {
-    plan.pass_tiles = pass_units * plan.unit;
-    const int64_t step = step_bytes(tile_bytes, row_bytes, plan.pass_tiles, plan.token_tiles());
-    plan.ring = static_cast<int>(
-        std::min<int64_t>((limit - room.ring_offset - behind(plan.pass_tiles)) / step, kMaxRing));
-    if (plan.ring >= 4 || pass_units == 1) return;
-  }
+  const int64_t own = int64_t{units} * plan.unit * tile_bytes * (plan.steps / plan.slices);
+  const int64_t enough = std::min({kAheadBytes, limit * 9 / 20, own});
+  const int64_t rows = row_step_bytes(row_bytes, plan.token_tiles());
+  int64_t ahead = -2;
+  int pass_units = std::max(room.shape.warps / plan.token_groups * room.shape.tiles / plan.unit, 1) + 1;
+  do {
+    pass_units = ceil_div(units, ceil_div(units, pass_units - 1));
+    const int tiles = pass_units * plan.unit;
+    const Rings made = plan_rings(limit - room.ring_offset - behind(tiles), int64_t{tiles} * tile_bytes, rows,
+                                  tile_bytes, enough, plan.bulk);
+    if (made.ahead <= ahead) continue;
+    ahead = made.ahead;
+    plan.pass_tiles = tiles;
+    plan.stage_steps = made.stage_steps;
+    plan.ring = made.ring;
+    plan.row_ring = made.row_ring;
+  } while (ahead < enough && pass_units > 1);
+  plan.weights_at = row_ring_bytes(plan, row_bytes, plan.token_tiles());
 }
 
 template <class Behind>
@@ -147,8 +190,7 @@ StreamLaunch plan_stream(const PackedWeight& weight, const Rows& rows, int slice
   check(plan.ring >= 3, "linear: this device's ", shared_memory_limit(),
         " bytes of shared memory do not hold three steps");
   launch.warps = ceil_div(plan.pass_tiles, shape.tiles) * plan.token_groups;
-  launch.shared_bytes =
-      static_cast<size_t>(ring_end(plan, layout.tile_bytes, row_bytes) + behind(plan.pass_tiles));
+  launch.shared_bytes = static_cast<size_t>(ring_end(plan, layout.tile_bytes) + behind(plan.pass_tiles));
   return launch;
 }
 

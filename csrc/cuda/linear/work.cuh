@@ -25,8 +25,11 @@ struct StreamPlan {
   // What a block does at a time.
   int pass_tiles;    // at most so many tiles, a multiple of `unit`
   int token_groups;  // warps that share a tile, each with its tokens
-  int ring;          // steps in shared memory: 3 at least
-  bool bulk;         // weights come by bulk copies
+  int stage_steps;   // steps that come and go together, the last of a pass maybe fewer
+  int ring;          // stages of weights in shared memory: 3 at least
+  int row_ring;    // stages of x there: 3 at least, and as many as of weights where these do not come in bulk
+  int weights_at;  // bytes of the ring of x, behind which that of weights begins
+  bool bulk;       // weights come by bulk copies
 
   // Activations [m, k], m at most 256.
   const void* x;
@@ -41,14 +44,19 @@ struct StreamPlan {
   EAGLE_INLINE int items() const { return slices * ceil_div(tiles, unit); }
 };
 
-// A position in the block's work: pass after pass, step after step. A pass is some tiles of one slice.
+// A position in the block's work: pass after pass, stage after stage. A pass is some tiles of one slice.
 struct Walk {
   int item, last_item;  // units left, numbered through all slices
   int slice, first_tile, tiles;
   int step, last_step;
 
   __device__ __forceinline__ bool more() const { return step < last_step; }
-  __device__ __forceinline__ bool ends_pass() const { return step + 1 == last_step; }
+  __device__ __forceinline__ int steps(const StreamPlan& plan) const {  // of the stage
+    return min(plan.stage_steps, last_step - step);
+  }
+  __device__ __forceinline__ bool ends_pass(const StreamPlan& plan) const {
+    return step + plan.stage_steps >= last_step;
+  }
 
   __device__ __forceinline__ static Walk begin(const StreamPlan& plan, int block, int blocks) {
     Walk w{};
@@ -74,7 +82,8 @@ struct Walk {
   }
 
   __device__ __forceinline__ void advance(const StreamPlan& plan) {
-    if (++step >= last_step) next_pass(plan);
+    step += plan.stage_steps;
+    if (step >= last_step) next_pass(plan);
   }
 };
 
