@@ -2,11 +2,13 @@
 barriers and as little traffic as it is meant to have.
 
 A path that is wider than what the persistent kernel takes (65 rows) goes by launches, whatever stands in it.
+Of narrower ones any number may be in the batch.
 Bits are compared wherever there are CUDA kernels; what it costs is counted under the emulator.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -36,6 +38,7 @@ class Case(NamedTuple):
     path: int = 5
     order: str = "path"
     lengths: tuple = ()
+    full: bool = False  # most requests accept the whole path
 
 
 def with_settings(head, **more):
@@ -52,6 +55,24 @@ TELLING = {
     "64 rows, contiguous": Case(with_settings(EAGLE3, head_dim=128), batch=8, top_k=8, levels=2, paged=0),
     "int4": Case(with_settings(EAGLE3, weights="int4")),
     "head size 128, contiguous": Case(with_settings(EAGLE3, head_dim=128), batch=2, levels=2, paged=0),
+}
+# Paths of more than 64 rows in all: they go through the head in tiles of whole requests.
+TILES = {
+    "64 rows of 4 levels, 68 of paths": Case(EAGLE3, batch=16, levels=4, full=True),
+    "EAGLE-2, contiguous": Case(EAGLE1, batch=8, top_k=8, levels=2, path=12, paged=0, full=True),
+    "two layers, fp16, coupled": Case(
+        QWEN, torch.float16, batch=9, levels=2, path=10, temperature=0.9, full=True
+    ),
+}
+MORE_TILES = {
+    "64 chains": Case(EAGLE31, batch=64, top_k=1, levels=3, path=4, max_nodes=4, full=True),
+    "64 rows of 8 levels, 56 of paths": Case(
+        EAGLE3, batch=8, top_k=8, levels=8, path=9, max_nodes=60, full=True
+    ),
+    "long paths": Case(EAGLE3, batch=3, path=40, full=True),
+    "fp8, two layers, many tiles": Case(
+        with_settings(QWEN, weights="fp8"), batch=48, top_k=1, levels=2, path=12, full=True
+    ),
 }
 # What of these the checker of the emulator sees in tests beside this one.
 SEEN = {
@@ -71,7 +92,7 @@ OTHERS = {
 }
 
 
-def run(case: Case, width: int | None = None):
+def run(case: Case, width: int | None = None, counting=nullcontext):
     """A cycle after prompts of some lengths, with paths of several and of no rows; the rig and its tree."""
     batch = case.batch
     lengths = list(case.lengths) or [(37 * b) % 101 + 3 for b in range(batch)]
@@ -80,13 +101,15 @@ def run(case: Case, width: int | None = None):
     rig = Rig.random(case.head, case.dtype, batch=batch, capacity=capacity, **options)
     rig.fill(lengths)
     counts = int32(*(min(b % 5, case.path) - (b == 3) * 4 for b in range(batch)))
+    if case.full:
+        counts = int32(*(-1 if b == 3 else 0 if b % 7 == 2 else case.path - 1 for b in range(batch)))
     if batch > 1:
         counts[1] = case.path - 1
-    path = torch.full((batch, width or case.path), -1, dtype=torch.int32)
+    path, nodes = torch.full((batch, width or case.path), -1, dtype=torch.int32), max(12, case.path)
     for b, count in enumerate(counts.tolist()):
-        path[b, : count + 1] = torch.randperm(12, generator=rig.random)[: count + 1]
-    features = rig.features(batch, 12)
-    targets = torch.randint(0, 96, (batch, 12), generator=rig.random).int()
+        path[b, : count + 1] = torch.randperm(nodes, generator=rig.random)[: count + 1]
+    features = rig.features(batch, nodes)
+    targets = torch.randint(0, 96, (batch, nodes), generator=rig.random).int()
     coupled = {}
     if case.temperature:
         heat = torch.full((batch,), case.temperature)
@@ -94,16 +117,17 @@ def run(case: Case, width: int | None = None):
         coupled = {"temperature": heat, "seeds": torch.arange(batch) * 12345 - 7, "tau": 1.25}
     where = SimpleNamespace(path=path, num_accepted=counts)
     shape = {name: getattr(case, name) for name in ("max_nodes", "top_k", "levels", "order")}
-    return rig, rig.draft(features, targets, where, **shape, **coupled)
+    with counting() as rig.counters:
+        tree = rig.draft(features, targets, where, **shape, **coupled)
+    return rig, tree
 
 
 def assert_same(case: Case, kernels):
-    with kernels.counting() as one:
-        rig, tree = run(case)
-    with kernels.counting() as many:
-        other_rig, other = run(case, 65)
+    rig, tree = run(case, counting=kernels.counting)
+    other_rig, other = run(case, 65, kernels.counting)
     if kernels.counts:
-        assert many.launches > one.launches + 10
+        assert rig.counters.launches == 1
+        assert other_rig.counters.launches > 10
     for mine, theirs in zip(tree, other):
         assert_same_bits(mine, theirs)
     for cache, other_cache in zip(rig.caches, other_rig.caches):
@@ -127,6 +151,20 @@ def test_one_launch_gives_what_many_give(name, kernels):
 @pytest.mark.parametrize("name", OTHERS)
 def test_one_launch_gives_what_many_give_in_other_cases(name, kernels):
     assert_same(OTHERS[name], kernels)
+
+
+@pytest.mark.unchecked  # with tiles: test_draft_persistent_edges.py
+@pytest.mark.op("draft")
+@pytest.mark.parametrize("name", TILES)
+def test_paths_in_tiles_give_what_many_launches_give(name, kernels):
+    assert_same(TILES[name], kernels)
+
+
+@pytest.mark.full
+@pytest.mark.op("draft")
+@pytest.mark.parametrize("name", MORE_TILES)
+def test_paths_in_tiles_give_what_many_launches_give_in_other_cases(name, kernels):
+    assert_same(MORE_TILES[name], kernels)
 
 
 EARLY = Case(EAGLE3, batch=2, levels=5)  # with few nodes: levels end when no tree can change
@@ -207,6 +245,37 @@ def test_a_level_reads_its_weights_once_and_meets_few_times(name, simulator):
     rows = case.batch * case.top_k * 2 * sum(k for _, k in level)
     # Once by every block; those without a tile ask for none.
     assert 0 < more.rows - few.rows <= 1.2 * rows * more.blocks
+
+
+@pytest.mark.unchecked
+@pytest.mark.op("draft")
+def test_a_tile_of_paths_reads_the_layers_once_more(simulator):
+    """What counts are the rows that paths have, not those that they could have; the LM head is read once."""
+    batch, width = 16, 9
+    rig = Rig.random(EAGLE3, torch.bfloat16, batch=batch)
+    features = rig.features(batch, width)
+    tokens = torch.randint(0, 96, (batch, width), generator=rig.random).int()
+    path = torch.arange(width, dtype=torch.int32).repeat(batch, 1)
+
+    def cost(count: int, absent: int = 0) -> tuple[int, int]:
+        counts = torch.full((batch,), count, dtype=torch.int32)
+        counts[:absent] = -1
+        where = SimpleNamespace(path=path, num_accepted=counts)
+        with simulator.counting() as counters:
+            rig.draft(features, tokens, where, again=True, max_nodes=24, top_k=4, levels=2)
+        assert counters.launches == 1
+        return counters.grid_arrivals // (counters.threads // THREADS), bytes_moved(simulator, WEIGHTS)
+
+    rig.before = rig.lengths.clone()
+    barriers, weights = cost(0)
+    assert barriers == 2 + 6 * 2
+    layers = packed_bytes((32, rig.head.feature_size), (512, 64), (32, 256), (96, 32), (32, 48))
+    for count, tiles in ((3, 1), (4, 2), (8, 3)):  # 64, 80 and 144 rows
+        more_barriers, more_weights = cost(count)
+        assert more_barriers == barriers + 6 * (tiles - 1)
+        assert layers * (tiles - 1) <= more_weights - weights <= 1.01 * layers * (tiles - 1)
+    assert cost(8, absent=9)[0] == barriers + 6  # 9 + 7 * 9 rows
+    assert cost(8, absent=10)[0] == barriers  # 10 + 6 * 9 rows
 
 
 @pytest.mark.op("draft")

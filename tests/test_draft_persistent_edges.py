@@ -37,8 +37,9 @@ class Step:
             head, dtype, batch=batch, capacity=capacity, paged=paged, spare=2 * bool(paged), **rig
         )
         self.rig.lengths += int32(*lengths)  # of random keys and values
-        self.features = self.rig.features(batch, 6)
-        self.tokens = torch.randint(0, 96, (batch, 6), generator=self.rig.random).int()
+        nodes = max(path, 6)
+        self.features = self.rig.features(batch, nodes)
+        self.tokens = torch.randint(0, 96, (batch, nodes), generator=self.rig.random).int()
         self.counts = int32(*counts)
         self.path = torch.full((batch, path), -1, dtype=torch.int32)
         for b, count in enumerate(counts):
@@ -87,6 +88,22 @@ def test_requests_that_are_absent_or_want_no_node(kernels):
     assert tree.num_nodes.tolist() == [0, 0, 1, 2, 0]
     tree = step.compare(kernels, **GROW, node_limit=int32(99, 5, -3, 24, 1))
     assert tree.num_nodes.tolist() == [24, 0, 0, 24, 0]
+
+
+@pytest.mark.op("draft")
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (15, -1, 15, 15, 12, 0, -1, 15),  # 64 rows without the last, and 16
+        pytest.param((-1,) * 5 + (62,) * 2 + (-1,), marks=pytest.mark.unchecked),  # 5, 63, 64 rows
+    ],
+    ids=["2 tiles", "tiles of the absent"],
+)
+def test_paths_in_tiles(counts, kernels):
+    """More than 64 rows in all; requests without any stand at both ends of a tile."""
+    step = Step(EAGLE3, [20, 3, 9, 40, 5, 1, 33, 60], counts, capacity=160)
+    tree = step.compare(kernels, **GROW | {"levels": 2})
+    assert tree.num_nodes.tolist() == [0 if count < 0 else 21 for count in counts]
 
 
 @pytest.mark.op("draft")

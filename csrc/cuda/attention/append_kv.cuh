@@ -86,16 +86,17 @@ class AppendKv {
     }
   }
 
-  // A KV head's rows: all nodes of all requests, its queries, its key and its value. Whole block, of kHalves
-  // halves of warps; no barrier of the block's.
+  // A KV head's rows: all nodes of requests [first_request, last_request), its queries, its key and its
+  // value. Whole block, of kHalves halves of warps; no barrier of the block's.
   template <int kHalves>
-  __device__ __forceinline__ void run_kv_head(int kv_head, AppendShared<kHalves, kMaxHeadDim>& shared) const {
+  __device__ __forceinline__ void run_kv_head(int kv_head, int first_request, int last_request,
+                                              AppendShared<kHalves, kMaxHeadDim>& shared) const {
     const int half = static_cast<int>(threadIdx.x) / kHeadThreads;
     const int kv_heads = p_.cache.num_kv_heads, group = p_.num_heads / kv_heads, heads = group + 2;
-    const int items = p_.batch_size * p_.max_nodes * heads;
+    const int items = (last_request - first_request) * p_.max_nodes * heads;
     for (int first = 0; first + half / 2 * 2 < items; first += kHalves) {  // the same for a whole warp
       const int item = min(first + half, items - 1), row = item / heads, part = item % heads;
-      const int request = row / p_.max_nodes, node = row % p_.max_nodes;
+      const int request = first_request + row / p_.max_nodes, node = row % p_.max_nodes;
       const int head =
           part < group ? kv_head * group + part : p_.num_heads + (part - group) * kv_heads + kv_head;
       run(request, node, head, first + half < items && node < load(p_.num_nodes + request), shared.row[half]);

@@ -1,8 +1,8 @@
 // The whole draft phase: extend along the accepted path, `levels` levels of top-k expansion, rerank
 // (SEMANTICS.md 2.2, 2.8). In one cooperative launch (persistent.cuh) where that is possible, else in many
 // (launches.cuh); the results are the same to the bit. The kernel takes bf16 and fp16 heads of head size 64
-// or 128, weight formats but int8_dynamic, up to 4096 candidates a request, and up to 64 rows of accepted
-// paths and of a level's beams in the batch.
+// or 128, weight formats but int8_dynamic, up to 4096 candidates a request, up to 64 rows of a level's beams
+// in the batch, and paths of up to 64 rows each: 64 of those rows at a time.
 //
 // grid: [blocks]     one a multiprocessor, fewer for small heads
 #include "cuda/draft/persistent.cuh"
@@ -56,7 +56,7 @@ bool is_taken(const DraftParams& p) {
   if (h.dtype == DType::kFloat32 || (h.head_dim != 64 && h.head_dim != 128)) return false;
   if (h.layers.size() > kPersistentLayers || h.num_kv_heads > kPersistentKvHeads) return false;
   if (num_candidates(p.top_k, p.levels) > kPersistentThreads * kPersistentItems) return false;
-  if (B * p.max_path > kPersistentRows || B * p.top_k > kPersistentRows) return false;
+  if (p.max_path > kPersistentRows || B * p.top_k > kPersistentRows) return false;
   if (h.fc.format == WeightFormat::kInt8Dynamic || h.lm_head.format == WeightFormat::kInt8Dynamic)
     return false;
   bool taken = whole({h.embedding, h.norm}, {h.hidden_size * width, h.intermediate_size * width,
@@ -81,7 +81,8 @@ class Planner {
     if (!attention(launch.params)) return false;
     launch.blocks = blocks_;
     PersistentParams& k = launch.params;
-    const int path_rows = p_.batch_size * p_.max_path, rows = p_.batch_size * p_.top_k;
+    const int path_rows = std::min(p_.batch_size * p_.max_path, kPersistentRows),  // of a tile
+        rows = p_.batch_size * p_.top_k;
     bool fits = weight(head_.fc, path_rows, rows, k.fc);
     for (size_t i = 0; fits && i < head_.layers.size(); ++i) {
       const DraftLayer& from = head_.layers[i];

@@ -11,7 +11,7 @@
 namespace eagle::cuda {
 
 // The features of the accepted paths, a row's slice (fc_norm) a block, and what requests hold in the form in
-// which the phases take it.
+// which the phases take it. Rows behind the end of a path are nobody's.
 template <class T>
 __device__ __forceinline__ void place_paths(const PersistentParams& p, RowShared& shared, int block,
                                             int blocks) {
@@ -19,6 +19,7 @@ __device__ __forceinline__ void place_paths(const PersistentParams& p, RowShared
   const int slices = p.fc_norm ? p.num_aux : 1, slice_size = p.feature_size / slices;
   for (int item = block; item < p.batch_size * p.max_path * slices; item += blocks) {
     const int row = item / slices, slice = item % slices;
+    if (row % p.max_path > max(load_read_only(p.num_accepted + row / p.max_path), 0)) continue;
     const int64_t first = int64_t{slice} * slice_size;
     const T* const from = place_path_row<T>(p, m, p.row_capacity, row / p.max_path, row % p.max_path,
                                             threadIdx.x == 0 && slice == 0) +

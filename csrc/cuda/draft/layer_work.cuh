@@ -29,6 +29,10 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
   // ---- products ------------------------------------------------------------------------------------------
 
   using Products = Stream<AnyProducts<T>, 1, kTokenTiles, TableRows<T>>;
+  struct TablePlaces {
+    const uint16_t* place;
+    __device__ __forceinline__ int operator()(int token) const { return place[token]; }
+  };
 
   __device__ __forceinline__ Products products() const {
     return {shared_.plan,    {shared_.plan, shared_.table},
@@ -68,7 +72,8 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
       if (phase().work == Work::kLmHead)
         TopkFinish<Products, 1, kTokenTiles>{topk(), shared_.topk.scales, shared_.plan, products}(walk, sum);
       else
-        LinearFinish<Products, 1, kTokenTiles>(shared_.finish, shared_.plan, products)(walk, sum);
+        LinearFinish<Products, 1, kTokenTiles, TablePlaces>(shared_.finish, shared_.plan, products,
+                                                            {shared_.place})(walk, sum);
     });
     keep_parities(products);
     if (phase().work == Work::kQkv && phase().layer == 0 && p_.eagle3) write_residual();
@@ -81,6 +86,7 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
     const RowTable& table = shared_.table;
     for (int row = block(); row < shared_.plan.m; row += blocks()) {
       const T* const from = static_cast<const T*>(table.row[segment][row]);
+      uint4* const into = reinterpret_cast<uint4*>(static_cast<T*>(to) + shared_.place[row] * H);
       const float root = table.root[segment][row];
       for (int64_t i = threadIdx.x; i < H / kElements; i += kPersistentThreads) {
         Piece<T> piece = load_piece(from, i);
@@ -90,7 +96,7 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
           for (int j = 0; j < kElements; ++j)
             piece.element[j] = normalised(piece.element[j], root, weight.element[j]);
         }
-        store(reinterpret_cast<uint4*>(static_cast<T*>(to) + row * H) + i, __builtin_bit_cast(uint4, piece));
+        store(into + i, __builtin_bit_cast(uint4, piece));
       }
     }
   }
@@ -144,7 +150,7 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
     auto& rows = *reinterpret_cast<AppendShared<kHalves, kHeadDim>*>(scratch());
     const AppendKv<T, T, kHeadDim> append(shared_.append);
     for (int head = 0; head < kv; ++head)
-      if (shared_.finishes[head]) append.run_kv_head(head, rows);
+      if (shared_.finishes[head]) append.run_kv_head(head, Base::first_request(), Base::last_request(), rows);
   }
 
   // ---- attention -----------------------------------------------------------------------------------------
@@ -155,8 +161,9 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
     const AttendParams& a = shared_.attend;
     const Plan& plan = Base::plan();
     const int kv = kv_heads(), parts = plan.splits * plan.row_blocks;
-    for (int task = block(); task < a.batch_size * kv * parts; task += blocks()) {
-      const int prefix = task / parts, part = task % parts;
+    const int first_prefix = Base::first_request() * kv, prefixes = Base::last_request() * kv - first_prefix;
+    for (int task = block(); task < prefixes * parts; task += blocks()) {
+      const int prefix = first_prefix + task / parts, part = task % parts;
       CommonPass<T, T, kHeadDim>(a, plan, *reinterpret_cast<CommonShared*>(scratch()))
           .run({prefix / kv, prefix % kv, part / plan.row_blocks, part % plan.row_blocks});
       __syncthreads();
@@ -164,8 +171,8 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
     }
     const int head_blocks = (plan.group + kFinishWarps - 1) / kFinishWarps,
               row_tasks = a.max_nodes * head_blocks;
-    for (int task = block(); task < a.batch_size * kv * row_tasks; task += blocks()) {
-      const int prefix = task / row_tasks, row = task % row_tasks;
+    for (int task = block(); task < prefixes * row_tasks; task += blocks()) {
+      const int prefix = first_prefix + task / row_tasks, row = task % row_tasks;
       Finish<T, T, kHeadDim> finish(a, plan, *reinterpret_cast<FinishShared<T, T, kHeadDim>*>(scratch()));
       finish.tail({prefix / kv, row / head_blocks, prefix % kv, row % head_blocks});
       if (threadIdx.x == 0)

@@ -12,6 +12,14 @@
 
 namespace eagle::cuda {
 
+// The rows of the accepted paths, as far as they exist, in tiles of at most kPersistentRows: of as many whole
+// requests as fit, in their order. An absent request has a row too, which the LM head reads.
+struct PathTiles {
+  int count;
+  uint8_t first[kPersistentRows + 1];   // a tile's first request; of `count`: the batch
+  uint16_t begin[kPersistentRows + 1];  // rows of the requests before each
+};
+
 // At the beginning of shared memory; behind it the ring, or what a phase without one keeps.
 struct PersistentShared {
   // The kernel's: what is read here is read where it is used. From the parameters' own memory the compiler
@@ -21,11 +29,13 @@ struct PersistentShared {
   int first;   // the place of its first stage
   Mbarrier arrived[kMaxRing];
   RowTable table;
+  uint16_t place[kMaxTableRows];  // of a row in [B, P] or [B, K], where the product's results go
+  PathTiles tiles;
   // Of the phase; thread 0 fills them in. Here rather than in registers, which the products want.
-  Phase phase;
-  uint32_t barriers;       // of the grid, that are passed
-  uint32_t parities;       // of the ring's barriers
-  uint32_t items_of_head;  // what a KV head's counter says behind this phase, a prefix', the LM head's
+  alignas(16) Phase phase;  // moved in one piece
+  uint32_t barriers;        // of the grid, that are passed
+  uint32_t parities;        // of the ring's barriers
+  uint32_t items_of_head;   // what a KV head's counter says behind this phase, a prefix', the LM head's
   uint32_t parts, lm_heads;
   alignas(16) StreamPlan plan;
   alignas(16) FinishParams finish;
@@ -61,21 +71,45 @@ class PhaseLayout {
     for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(params) / 4);
          i += kPersistentThreads)
       to[i] = from[i];
+    for (int request = static_cast<int>(threadIdx.x); request < params.batch_size;
+         request += kPersistentThreads)
+      shared_.tiles.begin[request] = static_cast<uint16_t>(
+          clamped(load_read_only(params.num_accepted + request), 0, params.max_path - 1) + 1);
     if (threadIdx.x == 0) {
-      shared_.phase = {Work::kRows, 0, 0};
+      shared_.phase = {Work::kRows, 0, 0, 0};
       shared_.barriers = shared_.parities = 0;
       shared_.items_of_head = shared_.parts = shared_.lm_heads = 0;
       for (int slot = 0; slot < kMaxRing; ++slot) mbarrier_init(&shared_.arrived[slot], 1);
       mbarrier_init_fence();
     }
     __syncthreads();
+    if (threadIdx.x == 0) cut_paths(params.batch_size);
+  }
+
+  // From the rows of each path, in `begin`.
+  __device__ __forceinline__ void cut_paths(int requests) const {
+    PathTiles& tiles = shared_.tiles;
+    int count = 0, rows = 0, of_tile = 0;
+    for (int request = 0; request < requests; ++request) {
+      const int own = tiles.begin[request];
+      tiles.begin[request] = static_cast<uint16_t>(rows);
+      if (request == 0 || of_tile + own > kPersistentRows) {
+        tiles.first[count++] = static_cast<uint8_t>(request);
+        of_tile = 0;
+      }
+      of_tile += own;
+      rows += own;
+    }
+    tiles.first[count] = static_cast<uint8_t>(requests);
+    tiles.begin[requests] = static_cast<uint16_t>(rows);
+    tiles.count = count;
   }
 
   // The next phase, from nothing that another one has written. Behind a barrier.
   __device__ __forceinline__ void lay_out() const {
     if (threadIdx.x == 0) {
       ++shared_.barriers;
-      shared_.phase = phase().next(p_.eagle3, p_.num_layers, p_.levels);
+      shared_.phase = phase().next(p_.eagle3, p_.num_layers, p_.levels, shared_.tiles.count);
       if (phase().work == Work::kAttention)
         lay_out_attention();
       else if (phase().is_product())
@@ -84,9 +118,34 @@ class PhaseLayout {
     __syncthreads();
   }
 
-  // Rows of the head, and of the LM head, which has the last of each path alone.
+  // Whether the phase is of a tile of paths. The LM head has the last rows of all of them.
+  __device__ __forceinline__ bool of_tile() const {
+    return phase().level == 0 && phase().work != Work::kLmHead;
+  }
+  __device__ __forceinline__ int first_request() const {
+    return of_tile() ? shared_.tiles.first[phase().tile] : 0;
+  }
+  __device__ __forceinline__ int last_request() const {  // the one behind it
+    return of_tile() ? shared_.tiles.first[phase().tile + 1] : p_.batch_size;
+  }
   __device__ __forceinline__ int rows() const {
-    return p_.batch_size * (phase().level > 0 ? p_.top_k : phase().work == Work::kLmHead ? 1 : p_.max_path);
+    if (of_tile()) return shared_.tiles.begin[last_request()] - shared_.tiles.begin[first_request()];
+    return p_.batch_size * (phase().level > 0 ? p_.top_k : 1);
+  }
+  // Where a row of the phase stands among those of all requests.
+  __device__ __forceinline__ int place_of(int row) const {
+    if (!of_tile()) return row;
+    const uint16_t* const begin = shared_.tiles.begin;
+    int request = first_request(), last = last_request();
+    row += begin[request];
+    while (last - request > 1) {
+      const int middle = (request + last) / 2;
+      if (begin[middle] <= row)
+        request = middle;
+      else
+        last = middle;
+    }
+    return request * p_.max_path + row - begin[request];
   }
   __device__ __forceinline__ const PersistentLayer& layer() const { return p_.layer[phase().layer]; }
   __device__ __forceinline__ int query_size() const { return p_.append[0].num_heads * kHeadDim; }
@@ -205,10 +264,11 @@ class PhaseLayout {
     shared_.attend = p_.attend[phase().level > 0];
     shared_.attend.cache = layer().cache;
     if (phase().level > 0) shared_.attend.first_node = (phase().level - 1) * p_.top_k;
+    if (of_tile() && phase().layer == 0) shared_.parts = 0;  // of these requests nothing is done
     shared_.parts += static_cast<uint32_t>(plan().splits * plan().row_blocks);
   }
 
-  // Where the phase's rows stand.
+  // Where the phase's rows stand, and where what becomes of them goes.
   __device__ __forceinline__ void find_rows() const {
     const HeadMemory& memory = p_.memory.head;
     RowTable& table = shared_.table;
@@ -249,16 +309,18 @@ class PhaseLayout {
       table.size[1] = joined ? H : 0;
     }
     if (row >= shared_.plan.m) return;
+    const int place = place_of(row);
+    shared_.place[row] = static_cast<uint16_t>(place);
     if (joined) {
       const int token =
-          clamped(load((phase().level > 0 ? p_.memory.beam_tokens : p_.memory.path_tokens) + row), 0,
+          clamped(load((phase().level > 0 ? p_.memory.beam_tokens : p_.memory.path_tokens) + place), 0,
                   p_.vocab_size - 1);
       table.row[0][row] = element(p_.embedding, token * H);
-      table.row[1][row] = hidden_row(row);
+      table.row[1][row] = hidden_row(place);
     } else if (phase().work == Work::kLmHead) {
       table.row[0][row] = phase().level > 0 ? element(p_.memory.output, row * H) : root_row(row);
     } else {
-      table.row[0][row] = element(rows, row * size);
+      table.row[0][row] = element(rows, place * size);
     }
   }
 

@@ -2,7 +2,9 @@
 // What the persistent draft kernel is told, and the order of its phases.
 //
 // The head runs over the rows of the accepted paths once (level 0) and then over the beam of every level but
-// the last. Each run is a row of phases, with a barrier of the grid between two of them:
+// the last. Each run is a row of phases, with a barrier of the grid between two of them. Paths that have more
+// rows in all than the products take go through the layers tile by tile, each of whole requests (PathTiles);
+// the LM head comes once, when the last tile is through:
 //
 //   [fc]        EAGLE-1/2: embedding and hidden state become one row
 //   qkv         the last block of a KV head's tiles rotates and appends its rows
@@ -14,7 +16,8 @@
 //               ... the same from qkv on for further layers
 //   lm head     the last block has every row's best tokens, grows the trees, knows when they are done
 //
-// 6 barriers a level for one layer of EAGLE-3, 7 for EAGLE-1/2.
+// 6 barriers a level for one layer of EAGLE-3, 7 for EAGLE-1/2; every further tile of the paths costs 6, and
+// reads all weights but the LM head's once more.
 #include <cstdint>
 
 #include "common/quantize.h"
@@ -26,7 +29,7 @@
 namespace eagle::cuda {
 
 inline constexpr int kPersistentThreads = 256;         // of 255 registers: more threads of fewer would spill
-inline constexpr int kPersistentRows = kMaxTableRows;  // of the accepted paths of a batch, of its beams
+inline constexpr int kPersistentRows = kMaxTableRows;  // of a tile of paths, of a batch's beams
 inline constexpr int kPersistentLayers = 3;
 inline constexpr int kPersistentKvHeads = 128;
 inline constexpr int kPersistentItems = 16;  // candidates of a thread when trees are built
@@ -37,7 +40,7 @@ enum class Work : int { kRows, kFc, kQkv, kAttention, kO, kGateUp, kDown, kLmHea
 
 struct Phase {
   Work work;
-  int level, layer;
+  int level, layer, tile;  // of the paths: level 0
 
   // Whether it is the first of a level, which the level before may have made idle.
   __device__ __forceinline__ bool begins_level(bool eagle3) const {
@@ -46,25 +49,27 @@ struct Phase {
   __device__ __forceinline__ bool is_product() const {
     return work != Work::kRows && work != Work::kAttention && work != Work::kTree;
   }
-  __device__ __forceinline__ Phase next(bool eagle3, int layers, int levels) const {
+  __device__ __forceinline__ Phase next(bool eagle3, int layers, int levels, int tiles) const {
     switch (work) {
       case Work::kRows:
-        return {Work::kFc, 0, 0};
+        return {Work::kFc, 0, 0, 0};
       case Work::kFc:
-        return {Work::kQkv, level, 0};
+        return {Work::kQkv, level, 0, tile};
       case Work::kDown:
-        return layer + 1 < layers ? Phase{Work::kQkv, level, layer + 1} : Phase{Work::kLmHead, level, layer};
+        if (layer + 1 < layers) return {Work::kQkv, level, layer + 1, tile};
+        if (level == 0 && tile + 1 < tiles) return {Work::kFc, 0, 0, tile + 1};
+        return {Work::kLmHead, level, layer, 0};
       case Work::kLmHead:
-        if (level + 1 == levels) return {Work::kTree, levels, 0};
-        return {eagle3 ? Work::kQkv : Work::kFc, level + 1, 0};
+        if (level + 1 == levels) return {Work::kTree, levels, 0, 0};
+        return {eagle3 ? Work::kQkv : Work::kFc, level + 1, 0, 0};
       default:
-        return {static_cast<Work>(static_cast<int>(work) + 1), level, layer};
+        return {static_cast<Work>(static_cast<int>(work) + 1), level, layer, tile};
     }
   }
 };
 
-// A weight, and how blocks go through it: first for the rows of the paths, then for those of a level. The LM
-// head of the paths has their last rows alone.
+// A weight, and how blocks go through it: first for a full tile of paths, then for the rows of a level. The
+// LM head of the paths has their last rows alone.
 struct PersistentWeight {
   const unsigned char* data;
   const float* scales;

@@ -58,14 +58,20 @@ __device__ __forceinline__ void store_as(DType dtype, void* data, int64_t at, fl
     store(static_cast<half_t*>(data) + at, from_float<half_t>(value));
 }
 
+// Which row of the output, and of the residual, a token's is.
+struct InOrder {
+  __device__ __forceinline__ int operator()(int token) const { return token; }
+};
+
 // Rows and tokens as the Stream's; kRows is 1 or 2.
-template <class Stream, int kRows, int kTokens>
+template <class Stream, int kRows, int kTokens, class Places = InOrder>
 class LinearFinish {
  public:
   using Sums = typename Stream::Sums;
 
-  __device__ __forceinline__ LinearFinish(const FinishParams& p, const StreamPlan& plan, const Stream& stream)
-      : p_(p), plan_(plan), stream_(stream) {}
+  __device__ __forceinline__ LinearFinish(const FinishParams& p, const StreamPlan& plan, const Stream& stream,
+                                          const Places& places = {})
+      : p_(p), plan_(plan), stream_(stream), places_(places) {}
 
   // The loops stay loops: unrolled, the end of a pass would be longer than all of its steps. What they need
   // stands in sum[0][0], and the others move up: registers have no index.
@@ -167,8 +173,9 @@ class LinearFinish {
             high = scaled(i == 0 ? sum.z : sum.w, columns.scale[1], token);
       if (p_.bias) low += columns.bias[0], high += columns.bias[1];
       if (p_.swiglu) low = silu_f32(low) * high;
-      if (columns.at[0] >= 0) write_one(token, columns.at[0], low);
-      if (columns.at[1] >= 0 && !p_.swiglu) write_one(token, columns.at[1], high);
+      const int row = places_(token);
+      if (columns.at[0] >= 0) write_one(row, columns.at[0], low);
+      if (columns.at[1] >= 0 && !p_.swiglu) write_one(row, columns.at[1], high);
     }
   }
 
@@ -176,14 +183,15 @@ class LinearFinish {
     return p_.scales.template operator()<Stream::kIntegers>(sum, row_scale, token);
   }
 
-  __device__ __forceinline__ void write_one(int token, int64_t column, float value) const {
-    if (p_.residual) value = load_as(p_.out_dtype, p_.residual, token * p_.residual_stride + column) + value;
-    store_as(p_.out_dtype, p_.out, token * p_.out_stride + column, value);
+  __device__ __forceinline__ void write_one(int row, int64_t column, float value) const {
+    if (p_.residual) value = load_as(p_.out_dtype, p_.residual, row * p_.residual_stride + column) + value;
+    store_as(p_.out_dtype, p_.out, row * p_.out_stride + column, value);
   }
 
   const FinishParams& p_;
   const StreamPlan& plan_;
   const Stream& stream_;
+  const Places places_;
 };
 
 }  // namespace eagle::cuda
