@@ -130,8 +130,7 @@ bool ring() {
          counters().global_load_sectors == kRounds * kReaders / 2;
 }
 
-// ---- a ring of many stages: who waits for another stage has not waited for this one
-// ------------------------
+// ---- a ring of many stages: who has waited for another has not waited for this one ------------------------
 
 constexpr int kFarStages = 24;
 struct FarRing {
@@ -159,7 +158,8 @@ __global__ void __launch_bounds__(64) far_stage_kernel(const uint4* x, uint4* y,
   }
   for (int i = 0; i + ahead < kFarStages; ++i) {
     mbarrier_wait(&shared.full[i + ahead], 0);
-    store(y + i * 32 + lane, shared.piece[i][31 - lane]);  // <- reported: far_stage
+    const uint4 piece = shared.piece[i][31 - lane];  // <- reported: far_stage
+    store(y + i * 32 + lane, piece);
   }
 }
 
