@@ -175,10 +175,12 @@ class LayerWork : protected PhaseLayout<T, kHeadDim> {
       const int prefix = first_prefix + task / row_tasks, row = task % row_tasks;
       Finish<T, T, kHeadDim> finish(a, plan, *reinterpret_cast<FinishShared<T, T, kHeadDim>*>(scratch()));
       finish.tail({prefix / kv, row / head_blocks, prefix % kv, row % head_blocks});
-      if (threadIdx.x == 0)
-        while (static_cast<int32_t>(load_acquire<Scope::kDevice>(p_.words.prefixes + prefix) -
-                                    shared_.parts) < 0) {
+      if (threadIdx.x == 0) {
+        const uint32_t* const done = p_.words.prefixes + prefix;
+        const uint32_t all = shared_.parts;
+        while (static_cast<int32_t>(load_acquire<Scope::kDevice>(done) - all) < 0) {
         }
+      }
       __syncthreads();
       finish.fold_and_write();
       __syncthreads();

@@ -213,11 +213,13 @@ class Stream {
         for (int i = 0; i < 4; ++i) sum[r][n][i] = 0.0f;
   }
 
-  // Tokens that do not exist are zeros, which arrive with the first stage; nobody writes there later.
+  // Tokens that do not exist are zeros, which arrive with the first stage; nobody writes there later. A step
+  // of the ring a warp.
   __device__ __forceinline__ void clear_padding() const {
     const int first = plan_.m * kPieces, last = 8 * plan_.token_tiles() * kPieces;
-    for (int step = 0; step < plan_.row_ring * stage_steps(); ++step)
-      for (int i = first + static_cast<int>(threadIdx.x); i < last; i += static_cast<int>(blockDim.x))
+    const int steps = plan_.row_ring * stage_steps(), warps = static_cast<int>(blockDim.x) / kWarpSize;
+    for (int step = warp_id(); step < steps; step += warps)
+      for (int i = first + lane_id(); i < last; i += kWarpSize)
         copy_async(x_at(0, step) + i, plan_.weight, 0);  // nothing of it: zeros
   }
 
