@@ -32,6 +32,7 @@ std::vector<Case> float_type_cases();
 std::vector<Case> traffic_cases();
 std::vector<Case> async_copy_cases();
 std::vector<Case> bulk_copy_cases();
+std::vector<Case> far_stage_cases();
 std::vector<Case> matrix_cases();
 std::vector<Case> product_cases();
 std::vector<Case> persistent_cases();

@@ -22,7 +22,7 @@ std::vector<Case> all_cases() {
   std::vector<Case> all;
   for (auto cases : {block_cases, grid_cases, flag_cases, memory_cases, convergence_cases, warp_number_cases,
                      number_cases, float_type_cases, traffic_cases, async_copy_cases, bulk_copy_cases,
-                     matrix_cases, product_cases, persistent_cases})
+                     far_stage_cases, matrix_cases, product_cases, persistent_cases})
     for (const Case& c : cases()) all.push_back(c);
   return all;
 }
