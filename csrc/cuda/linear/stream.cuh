@@ -324,6 +324,9 @@ class Stream {
       weight[r] = reinterpret_cast<const uint4*>(weights_at(slot) + min(first_row_ + r, walk.tiles - 1) *
                                                                         stage_steps() * tile_bytes());
     const uint4* x = x_at(row_slot, 0) + kPieces * 8 * first_token_tile_;
+    // With two steps a stage ptxas for sm_80 has a register less to spare for x than it wants.
+    constexpr bool kCounted =
+        Products::kTileBytes * 2 <= kStageBytes && Products::kTileBytes * 4 > kStageBytes;
     const int steps = steps_of(walk);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -333,7 +336,10 @@ class Stream {
         Products::multiply(plan_.format, sum, weight, x, token_tiles_);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) weight[r] += tile_bytes() / 16;
-      x += row_step_bytes_ / 16;
+      if constexpr (kCounted)
+        x = x_at(row_slot, step + 1) + kPieces * 8 * first_token_tile_;
+      else
+        x += row_step_bytes_ / 16;
     }
   }
 
