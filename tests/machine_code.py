@@ -60,10 +60,8 @@ FORMATS = {
     "Float8Code": Format(2),
     "Int4Codes": Format(1, scales=2),
 }
-# The persistent kernel learns the format when it runs. nvcc leaves its reads of codes as they are written,
-# 8 bytes of two matrices and 4 of int4's, where it makes one of 16 of them in the other kernels.
+# The persistent kernel learns the format when it runs.
 ANY_FORMAT = ("TensorProducts", "Int8Code", "Float8Code", "Int4Codes")
-NARROW_IN_PERSISTENT = {"LDS.64": 8, "LDS": 4}
 ANY = 1 << 30
 
 WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}  # of a load; 4 without a suffix
@@ -123,7 +121,6 @@ def expected(name: str) -> Expected:
         products=stream.products + attention.products,
         matrices=stream.matrices + attention.matrices,
         transposed=attention.transposed,
-        narrow={**stream.narrow, **NARROW_IN_PERSISTENT},
     )
 
 

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "common/check.h"
-#include "cuda/launch.h"
 
 namespace eagle::cuda {
 namespace {

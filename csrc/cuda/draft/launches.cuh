@@ -2,6 +2,9 @@
 // The whole draft phase as launches from sizes that the host knows: extend along the accepted path, `levels`
 // levels of top-k expansion, rerank. For what the persistent kernel does not take; the bits are the same.
 //
+// All levels run: where the persistent kernel ends early, because no candidate can enter a tree any more, the
+// host does not know, and with more requests it is seldom so for all of them.
+//
 // Lengths, paths and absent requests are looked at on the device. The extend has max_path rows a request and
 // a level top_k rows a request; rows beyond what a request has are computed from valid memory and dropped:
 // they are neither appended nor attend, and no row looks at another.

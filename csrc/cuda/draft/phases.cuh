@@ -20,7 +20,6 @@
 // reads all weights but the LM head's once more.
 #include <cstdint>
 
-#include "common/quantize.h"
 #include "cuda/attention/common_layout.cuh"
 #include "cuda/device/grid_barrier.cuh"
 #include "cuda/draft/memory.h"

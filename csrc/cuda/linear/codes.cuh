@@ -3,7 +3,6 @@
 // fp32 for fp32 activations. Every code is exact in each of them; scales meet sums.
 #include <cuda_runtime.h>
 
-#include "common/quantize.h"
 #include "cuda/device/ptx_matrix.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/linear/products.cuh"
@@ -12,8 +11,8 @@
 namespace eagle::cuda {
 
 // ---- codes to numbers ----------------------------------------------------------------------------------
-// `matrix` gives a lane its part of a 16x16 matrix as mma takes it; `value` gives one code of a word,
-// numbered in the order of k as `k_of` tells.
+// `matrix` gives a lane its part of a 16x16 matrix as mma takes it, from the 16 bytes that hold its codes of
+// several, read at once; `value` gives one code of a word, numbered in the order of k as `k_of` tells.
 
 // Bytes, four of a row in a word: k 2 s, 2 s + 1, 2 s + 8, 2 s + 9.
 template <class Code>
@@ -22,12 +21,12 @@ struct ByteCodes {
   static constexpr bool kGroupScales = false;
 
   template <class T>
-  static __device__ __forceinline__ uint4 matrix(const uint4* tile, int matrix) {
-    const uint2 words = reinterpret_cast<const uint2*>(tile + matrix / 2 * kWarpSize + lane_id())[matrix % 2];
-    return {pack<T>(Code::value(words.x, 0), Code::value(words.x, 1)),
-            pack<T>(Code::value(words.y, 0), Code::value(words.y, 1)),
-            pack<T>(Code::value(words.x, 2), Code::value(words.x, 3)),
-            pack<T>(Code::value(words.y, 2), Code::value(words.y, 3))};
+  static __device__ __forceinline__ uint4 matrix(const uint4& codes, int i) {
+    const uint32_t low = i == 0 ? codes.x : codes.z, high = i == 0 ? codes.y : codes.w;
+    return {pack<T>(Code::value(low, 0), Code::value(low, 1)),
+            pack<T>(Code::value(high, 0), Code::value(high, 1)),
+            pack<T>(Code::value(low, 2), Code::value(low, 3)),
+            pack<T>(Code::value(high, 2), Code::value(high, 3))};
   }
   // Of lane 4 r + s: code 2 i + j of its row `half` in a matrix has k 2 s + 8 i + j.
   static __device__ __forceinline__ float value(const uint4* tile, int matrix, int lane, int half, int code) {
@@ -54,20 +53,20 @@ struct Int4Codes {
   static constexpr bool kGroupScales = true;
 
   template <class T>
-  static __device__ __forceinline__ uint4 matrix(const uint4* tile, int matrix) {
+  static __device__ __forceinline__ uint4 matrix(const uint4& codes, int i) {
     // Bytes of the numbers 0 .. 7.
     constexpr bool kBf16 = std::is_same_v<T, bf16_t>;
     constexpr uint32_t kHigh[2] = {kBf16 ? 0x40403f00u : 0x42403c00u, kBf16 ? 0x40404040u : 0x47464544u};
     constexpr uint32_t kLow[2] = {kBf16 ? 0x40008000u : 0u, kBf16 ? 0xe0c0a080u : 0u};
-    const uint32_t word = reinterpret_cast<const uint32_t*>(tile + lane_id())[matrix];
+    const uint32_t word = i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w;
     uint32_t x[4];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t selector = (word >> 16 * i) & 0x7777u;
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t selector = (word >> 16 * half) & 0x7777u;
       const uint32_t high = __byte_perm(kHigh[0], kHigh[1], selector);
       const uint32_t low = kBf16 ? __byte_perm(kLow[0], kLow[1], selector) : 0u;
-      x[2 * i] = __byte_perm(low, high, 0x5140u) | sign(word, 4 * i);
-      x[2 * i + 1] = __byte_perm(low, high, 0x7362u) | sign(word, 4 * i + 2);
+      x[2 * half] = __byte_perm(low, high, 0x5140u) | sign(word, 4 * half);
+      x[2 * half + 1] = __byte_perm(low, high, 0x7362u) | sign(word, 4 * half + 2);
     }
     return {x[0], x[1], x[2], x[3]};
   }
@@ -153,9 +152,11 @@ struct CodeProducts {
       for (int pair = 0; pair < 2; ++pair) {
         uint4 a[kRows][2];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r)
+        for (int r = 0; r < kRows; ++r) {
+          const uint4 codes = weight[r][pair * kWarpSize + lane];
 #pragma unroll
-          for (int j = 0; j < 2; ++j) a[r][j] = Codes::template matrix<T>(weight[r], 2 * pair + j);
+          for (int j = 0; j < 2; ++j) a[r][j] = Codes::template matrix<T>(codes, j);
+        }
 #pragma unroll
         for (int n = 0; n < kTokens; ++n) {
           if (n >= token_tiles) break;
@@ -183,9 +184,11 @@ struct CodeProducts {
     uint4 a[kRows][4];
     if constexpr (!std::is_same_v<T, float>)
 #pragma unroll
-      for (int r = 0; r < kRows; ++r)
+      for (int r = 0; r < kRows; ++r) {
+        const uint4 codes = weight[r][lane_id()];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) a[r][j] = Codes::template matrix<T>(weight[r], j);
+        for (int j = 0; j < 4; ++j) a[r][j] = Codes::template matrix<T>(codes, j);
+      }
 #pragma unroll
     for (int n = 0; n < kTokens; ++n) {
       if (n >= token_tiles) break;

@@ -5,6 +5,7 @@
 // itself at the tile's counter; the last of a tile folds all slices from left to right. Nobody waits.
 #include <cuda_runtime.h>
 
+#include "common/quantize.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/linear/layout.cuh"

@@ -20,7 +20,6 @@
 #include <cstdint>
 
 #include "common/numeric.h"
-#include "common/quantize.h"
 #include "eagle_cuda/linear.h"
 
 namespace eagle::cuda {

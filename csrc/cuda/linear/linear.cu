@@ -1,10 +1,12 @@
 // out = residual + activation(norm(x) @ W^T + bias): one launch for up to 256 rows, in which every byte of
-// the weight is read once.
+// the weight is read once. Where shared memory does not hold three steps of 256 rows (99 KB a block: 8.6,
+// 8.9, 12.x), a launch takes 128.
 //
 // grid: [blocks]     as many as multiprocessors; which row tiles and which slice of K a block has is
 // work.cuh's, how it streams them stream.cuh's, what follows the sums finish.cuh's
 //
-// Two launches where x is prepared apart: more than 32 rows to normalise, results that go into x's memory,
+// Two launches where x is prepared apart: more than 32 rows to normalise (each block would read and normalise
+// all of them anew), results that go into x's memory,
 // int8_dynamic.
 #include <cuda_runtime.h>
 

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include "common/dispatch.h"
+#include "common/quantize.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/launch.h"

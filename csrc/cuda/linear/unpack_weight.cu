@@ -4,6 +4,7 @@
 //       others:        [blocks of 256 elements], one thread writes one: code * scale, one rounding
 #include <cuda_runtime.h>
 
+#include "common/float8.h"
 #include "cuda/device/ptx.cuh"
 #include "cuda/launch.h"
 #include "cuda/linear/layout.cuh"
