@@ -182,13 +182,14 @@ struct CodeProducts {
 #pragma unroll
       for (int half = 0; half < 2; ++half) scale[r][half] = Codes::scale(weight[r], lane_id() / 4 + 8 * half);
     uint4 a[kRows][4];
-    if constexpr (!std::is_same_v<T, float>)
+    if constexpr (!std::is_same_v<T, float>) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const uint4 codes = weight[r][lane_id()];
 #pragma unroll
         for (int j = 0; j < 4; ++j) a[r][j] = Codes::template matrix<T>(codes, j);
       }
+    }
 #pragma unroll
     for (int n = 0; n < kTokens; ++n) {
       if (n >= token_tiles) break;
