@@ -129,13 +129,19 @@ def test_a_batch_without_anybody(kernels):
         (EAGLE3, 8, {"top_k": 8, "levels": 3, "max_nodes": 40}),
         (EAGLE31, 5, {"top_k": 1, "levels": 6, "max_nodes": 7}),
         (QWEN, 2, {"top_k": 32, "levels": 2, "max_nodes": 256}),
+        pytest.param(
+            *(EAGLE3, 1, {"top_k": 32, "levels": 8, "max_nodes": 256}),
+            marks=pytest.mark.unchecked,
+        ),
     ],
-    ids=["64 rows", "chains", "1056 candidates"],
+    ids=["64 rows", "chains", "1056 candidates", "7200 candidates"],
 )
 def test_the_largest_and_the_smallest_beams(head, batch, options, kernels):
     step = Step(head, [(29 * b) % 50 + 1 for b in range(batch)], [b % 3 for b in range(batch)])
     tree = step.compare(kernels, **options)
     assert int(tree.num_nodes.min()) > 1
+    if options["levels"] == 8:
+        assert int(tree.depths.max()) > 5  # grown beyond 4096 candidates
 
 
 COMB = [(0,) * n for n in range(1, 7)] + [(0,) * n + (1,) for n in range(6)]

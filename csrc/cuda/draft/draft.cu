@@ -1,8 +1,8 @@
 // The whole draft phase: extend along the accepted path, `levels` levels of top-k expansion, rerank
 // (SEMANTICS.md 2.2, 2.8). In one cooperative launch (persistent.cuh) where that is possible, else in many
 // (launches.cuh); the results are the same to the bit. The kernel takes bf16 and fp16 heads of head size 64
-// or 128, weight formats but int8_dynamic, up to 4096 candidates a request, up to 64 rows of a level's beams
-// in the batch, and paths of up to 64 rows each: 64 of those rows at a time.
+// or 128, weight formats but int8_dynamic, up to 64 rows of a level's beams in the batch, and paths of up to
+// 64 rows each: 64 of those rows at a time.
 //
 // grid: [blocks]     one a multiprocessor, fewer for small heads
 #include "cuda/draft/persistent.cuh"
@@ -33,6 +33,7 @@ constexpr bool kTaken = sizeof(T) == 2 && (kHeadDim == 64 || kHeadDim == 128);
 
 constexpr WarpShape kShape{kPersistentThreads / kWarpSize, 1, kPersistentRows / 8};
 constexpr int64_t kRing = kPersistentRing;
+static_assert(kPersistentRing + sizeof(PersistentBuild) <= 99 * 1024);  // what the smallest devices have
 
 // A block with less than this to read in any phase would only make the others wait longer at the barriers.
 constexpr int64_t kLeastBytes = 16 * 1024;
@@ -55,7 +56,6 @@ bool is_taken(const DraftParams& p) {
   const int64_t width = element_size(h.dtype), B = p.batch_size;
   if (h.dtype == DType::kFloat32 || (h.head_dim != 64 && h.head_dim != 128)) return false;
   if (h.layers.size() > kPersistentLayers || h.num_kv_heads > kPersistentKvHeads) return false;
-  if (num_candidates(p.top_k, p.levels) > kPersistentThreads * kPersistentItems) return false;
   if (p.max_path > kPersistentRows || B * p.top_k > kPersistentRows) return false;
   if (h.fc.format == WeightFormat::kInt8Dynamic || h.lm_head.format == WeightFormat::kInt8Dynamic)
     return false;

@@ -84,6 +84,7 @@ __device__ __forceinline__ void grow_trees(const PersistentParams& p, int level,
 
 // From the candidates of the first `levels` levels.
 using PersistentBuild = BuildShared<kPersistentThreads * kPersistentItems>;
+static_assert(kPersistentThreads * kPersistentItems >= kMaxCandidates);
 __device__ __forceinline__ void build_trees(const PersistentParams& p, int levels, PersistentBuild& shared,
                                             int block, int blocks) {
   const DraftMemory& m = p.memory;

@@ -21,7 +21,7 @@ class PersistentDraft : LayerWork<T, kHeadDim> {
  public:
   __device__ __forceinline__ void run(const PersistentParams& params) const {
     Base::begin(params);
-    place_paths<T>(p_, shared_.row, block(), blocks());
+    place();
     while (advance()) {
       if (phase().work == Work::kAttention)
         Base::attend();
@@ -50,8 +50,13 @@ class PersistentDraft : LayerWork<T, kHeadDim> {
     return phase().work != Work::kTree;
   }
 
-  // Two out of line, so that the compiler does not mix them with the products and the attention, which want
+  // Four out of line, so that the compiler does not mix them with the products and the attention, which want
   // all registers. They find everything in shared memory.
+
+  static __device__ __noinline__ void place() {
+    const PersistentDraft self;
+    place_paths<T>(self.p_, self.shared_.row, block(), blocks());
+  }
 
   static __device__ __noinline__ void finish_qkv() { PersistentDraft().Base::finish_qkv(); }
 
@@ -68,7 +73,7 @@ class PersistentDraft : LayerWork<T, kHeadDim> {
   }
 
   // No beam grows further than to the phase's level: the candidates of the levels up to it exist.
-  static __device__ __forceinline__ void build() {
+  static __device__ __noinline__ void build() {
     const PersistentDraft self;
     build_trees(self.p_, self.phase().level, *reinterpret_cast<PersistentBuild*>(self.scratch()), block(),
                 blocks());

@@ -31,7 +31,7 @@ inline constexpr int kPersistentThreads = 256;         // of 255 registers: more
 inline constexpr int kPersistentRows = kMaxTableRows;  // of a tile of paths, of a batch's beams
 inline constexpr int kPersistentLayers = 3;
 inline constexpr int kPersistentKvHeads = 128;
-inline constexpr int kPersistentItems = 16;  // candidates of a thread when trees are built
+inline constexpr int kPersistentItems = 32;  // candidates of a thread when trees are built
 inline constexpr int kPersistentAttendRows = kPersistentThreads / kWarpSize * kWarpRows;
 inline constexpr int kPersistentRowBytes = 128;  // of a row of x in a step: 64 columns of 16 bits
 

@@ -57,75 +57,105 @@ struct BuildShared {
   AncestorWords ancestors;
 };
 
-// Each thread's own candidates.
+// The parents of a thread's own candidates, two in a register.
 template <int kItems>
-struct OwnCandidates {
-  int parents[kItems];
-  float scores[kItems];  // the effective score in the end
+struct OwnParents {
+  uint32_t pairs[kItems / 2];
+
+  __device__ int operator[](int j) const { return static_cast<int16_t>(pairs[j / 2] >> (j % 2 * 16)); }
 };
 
-// Effective scores: the smallest on the way from the root, -inf where the way is broken. Of equal ones (0 and
-// -0) the one nearest to the root stands, as in a walk from there.
+// Scores and parents of the candidates of a request, from `first` on in p's arrays, into shared memory; whose
+// way to the root is broken has neither. Whether any of the thread's has a parent.
 template <int kItems, int kCandidates>
-__device__ __forceinline__ void join_scores(OwnCandidates<kItems>& items, int count,
-                                            BuildShared<kCandidates>& shared) {
+__device__ __forceinline__ bool take_candidates(const BuildTreeParams& p, int64_t first, int count,
+                                                OwnParents<kItems>& own, BuildShared<kCandidates>& shared) {
+  constexpr int kAtOnce = kItems < 16 ? kItems : 16;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  int ups[kItems];
   bool unfinished = false;
 #pragma unroll
-  for (int j = 0; j < kItems; ++j) {
-    const int i = thread + j * threads, parent = items.parents[j];
-    ups[j] = -1;
-    if (i >= count) continue;
-    const bool linked = parent >= -1 && parent < i && items.scores[j] == items.scores[j];
-    if (!linked) items.scores[j] = kNegativeInfinity;
-    ups[j] = linked ? parent : -1;
-    shared.scores[i] = items.scores[j];
-    shared.ups[i] = static_cast<int16_t>(ups[j]);
-    unfinished |= ups[j] >= 0;
-  }
-  for (int distance = 1; __syncthreads_or(unfinished) && distance < kCandidates; distance *= 2) {
-    uint32_t moved = 0;
+  for (int j = 0; j < kItems / 2; ++j) own.pairs[j] = 0;
 #pragma unroll
-    for (int j = 0; j < kItems; ++j) {
-      if (ups[j] < 0) continue;
-      const float limit = shared.scores[ups[j]];
-      items.scores[j] = items.scores[j] < limit ? items.scores[j] : limit;
-      ups[j] = shared.ups[ups[j]];
-      moved |= 1u << j;
+  for (int part = 0; part < kItems; part += kAtOnce) {
+    if (part > 0) __syncthreads();  // so that registers hold the one part
+    int parents[kAtOnce];
+    float scores[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = thread + (part + j) * threads;
+      parents[j] = i < count ? load(p.candidate_parents + first + i) : -1;
+      scores[j] = i < count ? load(p.candidate_scores + first + i) : 0.0f;
     }
-    __syncthreads();
-    unfinished = false;
 #pragma unroll
-    for (int j = 0; j < kItems; ++j) {
-      if ((moved >> j & 1) == 0) continue;
-      shared.scores[thread + j * threads] = items.scores[j];
-      shared.ups[thread + j * threads] = static_cast<int16_t>(ups[j]);
-      unfinished |= ups[j] >= 0;
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = thread + (part + j) * threads, parent = parents[j];
+      if (i >= count) continue;
+      const bool linked = parent >= -1 && parent < i && scores[j] == scores[j];
+      const int up = linked ? parent : -1;
+      own.pairs[(part + j) / 2] |= (static_cast<uint32_t>(up) & 0xffffu) << (j % 2 * 16);
+      shared.scores[i] = linked ? scores[j] : kNegativeInfinity;
+      shared.ups[i] = static_cast<int16_t>(up);
+      unfinished |= up >= 0;
+    }
+  }
+  return unfinished;
+}
+
+// Effective scores, in shared.scores: the smallest on the way from the root. Of equal ones (0 and -0) the one
+// nearest to the root stands, as in a walk from there.
+template <int kItems, int kCandidates>
+__device__ __forceinline__ void join_scores(bool unfinished, int count, BuildShared<kCandidates>& shared) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  // Some at a time: none is written while another reads it, and registers hold only those.
+  constexpr int kAtOnce = kItems < 8 ? kItems : 8;
+  for (int distance = 1; __syncthreads_or(unfinished) && distance < kCandidates; distance *= 2) {
+    unfinished = false;
+#pragma unroll 1
+    for (int first = thread; first - thread < count; first += kAtOnce * threads) {
+      float scores[kAtOnce];
+      int ups[kAtOnce];
+      if (first != thread) __syncthreads();
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + j * threads;
+        const int up = i < count ? shared.ups[i] : -1;
+        ups[j] = -2;  // nothing to write
+        if (up < 0) continue;
+        const float score = shared.scores[i], limit = shared.scores[up];
+        scores[j] = score < limit ? score : limit;
+        ups[j] = shared.ups[up];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (ups[j] == -2) continue;
+        shared.scores[first + j * threads] = scores[j];
+        shared.ups[first + j * threads] = static_cast<int16_t>(ups[j]);
+        unfinished |= ups[j] >= 0;
+      }
     }
   }
 }
 
-// Fills shared.chosen and shared.num_chosen: the `wanted` best, 1 <= wanted <= count, as far as they are
-// usable.
+// Fills shared.chosen and shared.num_chosen: the `wanted` best by shared.scores, 1 <= wanted <= count, as far
+// as they are usable. Each thread looks at the scores that it wrote.
 template <int kItems, int kCandidates>
-__device__ __forceinline__ void choose(const OwnCandidates<kItems>& items, int count, int wanted,
-                                       BuildShared<kCandidates>& shared) {
+__device__ __forceinline__ void choose(int count, int wanted, BuildShared<kCandidates>& shared) {
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const uint32_t unusable = score_key(kNegativeInfinity);
-  uint32_t keys[kItems];
-#pragma unroll
-  for (int j = 0; j < kItems; ++j) keys[j] = score_key(items.scores[j]);
+  const auto key_of = [&](int i) { return i < count ? score_key(shared.scores[i]) : 0; };
 
   // The `wanted`-th largest key, as far down as it takes: candidates with larger bits are chosen, and `ties`
   // of those with equal bits.
   uint32_t bits = 0;
   int shift = 32, ties = wanted;
   for (int pass = 0; pass < kRadixPasses; ++pass) {
-#pragma unroll
-    for (int j = 0; j < kItems; ++j)
-      if (thread + j * threads < count && (pass == 0 || keys[j] >> shift == bits))
-        atomicAdd(&shared.histograms[pass][radix_bin(keys[j] >> (shift - kRadixBits) & (kRadixBins - 1))], 1);
+#pragma unroll 4
+    for (int i = thread; i < count; i += threads) {
+      const uint32_t key = key_of(i);
+      if (pass == 0 || key >> shift == bits)
+        atomicAdd(&shared.histograms[pass][radix_bin(key >> (shift - kRadixBits) & (kRadixBins - 1))], 1);
+    }
     __syncthreads();
     const RadixDigit<int32_t> found = find_digit(shared.histograms[pass], ties);
     bits = bits << kRadixBits | found.digit;
@@ -133,12 +163,13 @@ __device__ __forceinline__ void choose(const OwnCandidates<kItems>& items, int c
     ties -= found.above;
     if (ties == found.count) break;
   }
-#pragma unroll
+#pragma unroll 4
   for (int j = 0; j < kItems; ++j) {
     const int i = thread + j * threads;
-    const bool usable = i < count && keys[j] > unusable;
-    const uint32_t above = __ballot_sync(kFullMask, usable && keys[j] >> shift > bits);
-    const uint32_t equal = __ballot_sync(kFullMask, usable && keys[j] >> shift == bits);
+    const uint32_t key = key_of(i);
+    const bool usable = i < count && key > unusable;
+    const uint32_t above = __ballot_sync(kFullMask, usable && key >> shift > bits);
+    const uint32_t equal = __ballot_sync(kFullMask, usable && key >> shift == bits);
     if (lane_id() == 0) {
       shared.above[i / 32] = above;
       shared.equal[i / 32] = equal;
@@ -216,13 +247,8 @@ __device__ __forceinline__ void build_request(const BuildTreeParams& p, int requ
   const int thread = static_cast<int>(threadIdx.x), words = ceil_div(p.max_nodes, 32);
 
   // The candidates are read before it is known whether the request is absent: one latency instead of two.
-  OwnCandidates<kItems> items;
-#pragma unroll
-  for (int j = 0; j < kItems; ++j) {
-    const int i = thread + j * kThreads;
-    items.parents[j] = i < count ? load(p.candidate_parents + candidate_row + i) : -1;
-    items.scores[j] = i < count ? load(p.candidate_scores + candidate_row + i) : 0.0f;
-  }
+  OwnParents<kItems> own;
+  const bool unfinished = take_candidates(p, candidate_row, count, own, shared);
   if (thread == 0) {
     shared.node_limit = p.node_limit ? load(p.node_limit + request) : p.max_nodes;
     shared.num_chosen = 0;
@@ -239,13 +265,13 @@ __device__ __forceinline__ void build_request(const BuildTreeParams& p, int requ
   const int wanted = min(max(limit - 1, 0), count);
 
   if (wanted > 0) {
-    join_scores(items, count, shared);
-    choose(items, count, wanted, shared);
+    join_scores<kItems>(unfinished, count, shared);
+    choose<kItems>(count, wanted, shared);
 #pragma unroll
     for (int j = 0; j < kItems; ++j) {
-      const int i = thread + j * kThreads, parent = items.parents[j];
+      const int i = thread + j * kThreads;
       if (!shared.chosen.has(i)) continue;
-      const int node = 1 + shared.chosen.members_below(i);
+      const int parent = own[j], node = 1 + shared.chosen.members_below(i);
       shared.candidates[node] = i;
       shared.parents[node] = parent < 0 ? 0 : 1 + shared.chosen.members_below(parent);
       shared.node_scores[node] = shared.scores[i];
