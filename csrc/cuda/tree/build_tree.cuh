@@ -77,6 +77,7 @@ __device__ __forceinline__ bool take_candidates(const BuildTreeParams& p, int64_
   for (int j = 0; j < kItems / 2; ++j) own.pairs[j] = 0;
 #pragma unroll
   for (int part = 0; part < kItems; part += kAtOnce) {
+    if (part * threads >= count) break;
     if (part > 0) __syncthreads();  // so that registers hold the one part
     int parents[kAtOnce];
     float scores[kAtOnce];
