@@ -218,15 +218,9 @@ class FeatureStore:
         path = self.folder / f"shard-{shard:05d}.safetensors"
         if path.is_file():
             examples, draft_ids = read_shard(path)
-            width = (
-                len(self.draft_ids) if len(self.draft_ids) <= TEACHER_BEST else TEACHER_BEST + TEACHER_DRAWN
-            )
-            same_width = all(example.teacher_ids.shape[1] == width for example in examples)
-            if (
-                same_width
-                and draft_ids is not None
-                and torch.equal(draft_ids, self.draft_ids.to(torch.int32))
-            ):
+            columns = sum(_num_best_and_drawn(self.draft_ids))
+            whole = all(example.teacher_ids.shape[1] == columns for example in examples)
+            if whole and draft_ids is not None and torch.equal(draft_ids, self.draft_ids.to(torch.int32)):
                 return examples
             examples = renew_teachers(self.target, examples, self.layers, self.draft_ids)
         else:
