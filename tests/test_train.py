@@ -28,7 +28,7 @@ from eagle_decode.train.features import FeatureStore, extract_features, feature_
 from eagle_decode.train.head import EagleHead, HeadConfig, change_vocabulary, rescale_features, warm_start
 from eagle_decode.train.loss import TeacherLoss, collate, make_batches, unrolled_loss
 from eagle_decode.train.target import TorchTarget
-from eagle_decode.train.trainer import Settings, Trainer, shard_schedule
+from eagle_decode.train.trainer import Settings, Trainer
 
 VOCAB, STOP = 48, 2
 
@@ -343,16 +343,6 @@ def test_feature_layers_must_be_distinct_and_exist():
 # ---- the draft vocabulary and exported heads
 
 
-def test_draft_vocabulary_prefers_stops_then_frequent_tokens():
-    texts = [
-        data.Dialogue((1,), (40, 40, 40, 41)),
-        data.Dialogue((1,), (41, 42)),
-        data.Dialogue((1,), (42, 41)),
-    ]
-    chosen = data.choose_draft_vocabulary(texts, 3, VOCAB, always=[STOP])
-    assert chosen.tolist() == [STOP, 41, 42]  # 40 is written more often, but in one answer only
-
-
 def test_exported_head_reads_back_and_computes_the_same(tmp_path):
     head = random_head()
     folder = export_head(head, tmp_path / "head", notes="made by a test\n")
@@ -510,35 +500,11 @@ def test_training_raises_the_acceptance(target, dialogues, tmp_path):
     assert acceptance(trainer.averaged_head(), target.embedding, references, shape) > before + 0.1
 
 
-def test_schedule_spreads_new_shards_and_then_covers_all():
-    schedule = shard_schedule(4, replays=2, seed=0)
-    visits = [next(schedule) for _ in range(4 + 5 + 8)]
-    first_seen = [visits.index(shard) for shard in range(4)]
-    assert first_seen == [0, 1, 3, 6]  # 0 | 1 0 | 2 x x | 3 x x
-    assert sorted(visits[9:13]) == sorted(visits[13:17]) == [0, 1, 2, 3]
-
-
 def test_batches_hold_every_example_once(target, dialogues):
     examples = extract_features(target, dialogues, (2, 3, 4), torch.arange(VOCAB))
     groups = list(make_batches(examples, 150, random.Random(0)))
     assert sorted(id(example) for group in groups for example in group) == sorted(map(id, examples))
     assert all(len(group) * max(map(len, group)) <= 150 for group in groups)
-
-
-def test_reading_dialogues_and_prompts(tmp_path):
-    path = tmp_path / "dialogues.jsonl"
-    lines = [
-        {"p": [1, 2], "r": [3, 4, 5, 6, 7]},
-        {"p": [1, 2], "r": [3]},
-        {"p": [1] * 5, "r": list(range(9))},
-    ]
-    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"p": [1, 2')
-    assert data.read_dialogues(path, max_tokens=9) == [
-        data.Dialogue((1, 2), (3, 4, 5, 6, 7)),
-        data.Dialogue((1,) * 5, (0, 1, 2, 3)),
-    ]
-    path.write_text('{"turns": ["first", "second"]}\n\nplain text\n{"prompt": "third"}\n')
-    assert data.read_prompts(path) == ["first", "plain text", "third"]
 
 
 class ToyTokenizer:

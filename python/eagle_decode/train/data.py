@@ -24,7 +24,7 @@ from eagle_decode.models.tokenizer import bare_user_prefix, chat_prompt
 from eagle_decode.train.target import TorchTarget
 
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.7, 1.0)  # half of the answers greedy: that is how heads are mostly used
-_SAMPLING_TOP_K = 50
+_INVENTING_TOP_K = 50  # of a turn's tokens: users stray less than a small target at temperature 1 does
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,12 @@ def sample_batch(
     max_new_tokens: int,
     stops: list[int],
     generator: torch.Generator,
+    top_k: int | None = None,
 ) -> list[list[int]]:
     """Continues every prompt at its own temperature (0 greedy), up to and including the first stop token.
+
+    Draws from the whole distribution unless `top_k` says otherwise: at temperature 1 a tenth of the tokens
+    may come from behind the 64 likeliest, and a head that never read what follows them cannot draft there.
 
     Prompts are padded on the left; requests that have ended leave the batch once they are a sixth of it.
     """
@@ -111,10 +115,7 @@ def sample_batch(
     request = list(range(len(prompts)))
     stop_ids = torch.tensor(stops, device=device)
     for step in range(max_new_tokens):
-        values, candidates = logits.float().topk(min(_SAMPLING_TOP_K, logits.shape[-1]), -1)
-        weights = (values / heat.clamp(min=1e-3)[:, None]).softmax(-1)
-        drawn = candidates.gather(1, torch.multinomial(weights, 1, generator=generator))[:, 0]
-        chosen = torch.where(heat > 0, drawn, candidates[:, 0])
+        chosen = _draw(logits.float(), heat, top_k, generator)
         for index, token in zip(request, chosen.tolist(), strict=True):
             answers[index].append(token)
         going = ~torch.isin(chosen, stop_ids)
@@ -140,6 +141,16 @@ def sample_batch(
     return [_until_stop(answer, stops) for answer in answers]
 
 
+def _draw(logits: Tensor, heat: Tensor, top_k: int | None, generator: torch.Generator) -> Tensor:
+    """Logits [N, V], temperatures [N] (0 greedy) -> tokens [N]."""
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    weights = (logits / heat.clamp(min=1e-3)[:, None]).softmax(-1)
+    drawn = torch.multinomial(weights, 1, generator=generator)[:, 0]
+    return torch.where(heat > 0, drawn, logits.argmax(-1))
+
+
 def _until_stop(answer: list[int], stops: list[int]) -> list[int]:
     ends = [i for i, token in enumerate(answer) if token in stops]
     return answer[: ends[0] + 1] if ends else answer
@@ -152,7 +163,9 @@ def invent_user_turns(
     prefix = bare_user_prefix(tokenizer)
     seen: set[str] = set()
     for _ in range(max(4, 4 * count // 128)):
-        batch = sample_batch(target, [prefix] * 128, [1.0] * 128, 80, stops, generator)
+        batch = sample_batch(
+            target, [prefix] * 128, [1.0] * 128, 80, stops, generator, top_k=_INVENTING_TOP_K
+        )
         for answer in batch:
             text = tokenizer.decode(answer[:-1]).strip()
             if answer[-1] in stops and len(answer) > 5 and text and text not in seen:
