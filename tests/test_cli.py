@@ -321,7 +321,7 @@ def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
         "train", "--target", folders[0], "--out", str(tmp_path / "out"), "--minutes", "2", "--init", "demo",
         "--learning-rate", "0.001", "--restart", "--threads", "1", "--seed", "5", "--max-steps", "3",
         "--draft-vocab-size", "128", "--eval-minutes", "7", "--num-eval-prompts", "2", "--device", "cpu",
-        "--muon",
+        "--muon", "--acceptance-weight", "3", "--candidates", "2", "--num-columns", "4096",
     )  # fmt: skip
     assert seen["target"] == folders[0]
     assert seen["out"] == tmp_path / "out"
@@ -333,6 +333,7 @@ def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
     assert (seen["eval_minutes"], seen["num_eval_prompts"], seen["device"]) == (7, 2, "cpu")
     settings = seen["settings"]
     assert (settings.learning_rate, settings.seed, settings.muon) == (0.001, 5, True)
+    assert (settings.acceptance_weight, settings.candidates, settings.num_columns) == (3, 2, 4096)
     assert settings.batch_tokens == eagle_decode.train.Settings.batch_tokens
 
 

@@ -293,6 +293,13 @@ def train(
     eval_minutes: float = 12.0,
     learning_rate: float | None = None,
     batch_tokens: int | None = None,
+    acceptance_weight: Annotated[
+        float | None, typer.Option(help="of -log(acceptance) beside the cross-entropy")
+    ] = None,
+    candidates: Annotated[int | None, typer.Option(help="a level, that acceptance counts on")] = None,
+    num_columns: Annotated[
+        int | None, typer.Option(help="of a larger draft vocabulary, that each step computes")
+    ] = None,
     muon: Annotated[bool, typer.Option("--muon", help="Muon for the layer's matrices")] = False,
     seed: int = 0,
 ) -> None:
@@ -300,7 +307,13 @@ def train(
     from eagle_decode.train import Settings
     from eagle_decode.train import train as run
 
-    chosen = {"learning_rate": learning_rate, "batch_tokens": batch_tokens}
+    chosen = {
+        "learning_rate": learning_rate,
+        "batch_tokens": batch_tokens,
+        "acceptance_weight": acceptance_weight,
+        "candidates": candidates,
+        "num_columns": num_columns,
+    }
     settings = Settings(
         muon=muon, seed=seed, **{name: value for name, value in chosen.items() if value is not None}
     )

@@ -38,6 +38,15 @@ def main(arguments: list[str] | None = None) -> int:
         default=Settings.acceptance_weight,
         help="of -log(acceptance) beside the cross-entropy",
     )
+    parser.add_argument(
+        "--candidates", type=int, default=Settings.candidates, help="a level, that acceptance counts on"
+    )
+    parser.add_argument(
+        "--num-columns",
+        type=int,
+        default=Settings.num_columns,
+        help="of a larger draft vocabulary, that each step computes",
+    )
     parser.add_argument("--muon", action="store_true", help="Muon for the layer's matrices")
     parser.add_argument("--seed", type=int, default=0)
     chosen = vars(parser.parse_args(arguments))
@@ -45,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         learning_rate=chosen.pop("learning_rate"),
         batch_tokens=chosen.pop("batch_tokens"),
         acceptance_weight=chosen.pop("acceptance_weight"),
+        candidates=chosen.pop("candidates"),
+        num_columns=chosen.pop("num_columns"),
         muon=chosen.pop("muon"),
         seed=chosen.pop("seed"),
     )

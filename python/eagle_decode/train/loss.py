@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +15,43 @@ from eagle_decode.train.features import TEACHER_BEST, Example
 from eagle_decode.train.head import EagleHead
 
 
+class Columns(NamedTuple):
+    """The draft ids whose logits a batch computes, and the natural logarithm of how many each stands for."""
+
+    ids: Tensor  # [S] int64, ascending
+    log_counts: Tensor  # [S]
+
+    @classmethod
+    def choose(cls, needed: Tensor, vocabulary: int, size: int, generator: torch.Generator) -> Columns:
+        """All of `needed`, and of the other draft ids as many, by chance, as make `size`: one at least, all
+        at most.
+
+        Those drawn stand for those left out, so that the softmax's denominator is right on average
+        (importance sampling of a large vocabulary's softmax: Bengio and Senecal 2003, 2008).
+        """
+        counts = torch.zeros(vocabulary)
+        counts[needed.reshape(-1)] = 1
+        others = (counts == 0).nonzero()[:, 0]
+        drawn = max(1, size - (vocabulary - len(others)))
+        if drawn < len(others):
+            counts[others[torch.randperm(len(others), generator=generator)[:drawn]]] = len(others) / drawn
+        else:
+            counts[others] = 1
+        ids = counts.nonzero()[:, 0]
+        return cls(ids, counts[ids].log())
+
+    def find(self, ids: Tensor) -> Tensor:
+        """The columns of draft ids that are among them; -1 stays."""
+        return torch.where(ids < 0, ids, torch.searchsorted(self.ids, ids.clamp(min=0)))
+
+
 @dataclass
 class Batch:
     """Dialogues padded to one length S, with R start rows each.
 
     tokens [B, S + steps] int64; features [B, S, F]; rows [B, R] int64 start positions in random order;
     targets [B, R + steps] int64: for start row r and level i, `target_rows[b, r] + i` indexes the flat
-    teacher tensors.
+    teacher tensors, whose ids are columns.
     """
 
     tokens: Tensor
@@ -30,9 +61,10 @@ class Batch:
         Tensor  # [B, R]: flat teacher row of level 0, or beyond the dialogue's own where r is padding
     )
     target_ends: Tensor  # [B]: first flat teacher row that is no longer this dialogue's
-    teacher_ids: Tensor  # [A, k]
+    teacher_ids: Tensor  # [A, k]: columns
     teacher_probs: Tensor  # [A, k]
-    target_best: Tensor  # [A]
+    target_best: Tensor  # [A]: a column, or -1
+    columns: Columns
     num_tokens: int
 
 
@@ -53,8 +85,19 @@ def make_batches(
     yield from groups
 
 
-def collate(group: list[Example], steps: int, generator: torch.Generator, device: torch.device) -> Batch:
-    """Pads a group. A start row t needs the features of t and the distribution after token t + 1."""
+def collate(
+    group: list[Example],
+    steps: int,
+    generator: torch.Generator,
+    device: torch.device,
+    vocabulary: int,
+    num_columns: int,
+) -> Batch:
+    """Pads a group. A start row t needs the features of t and the distribution after token t + 1.
+
+    vocabulary: the draft vocabulary's size, of which the batch computes `num_columns` (more where the
+    teachers speak of more).
+    """
     longest = max(map(len, group))
     counts = [len(example) - example.prompt_length - 1 for example in group]
     tokens = torch.zeros(len(group), longest + steps, dtype=torch.int64)
@@ -72,27 +115,36 @@ def collate(group: list[Example], steps: int, generator: torch.Generator, device
         target_rows[b, :count] = start + 1 + shuffled
         start += count + 1
         target_ends[b] = start
+    teacher_ids = torch.cat([example.teacher_ids for example in group]).to(torch.int64)
+    target_best = torch.cat([example.target_best for example in group]).to(torch.int64)
+    columns = Columns.choose(teacher_ids, vocabulary, num_columns, generator)
     return Batch(
         tokens=tokens.to(device),
         features=features.to(device),
         rows=rows.to(device),
         target_rows=target_rows.to(device),
         target_ends=target_ends.to(device),
-        teacher_ids=torch.cat([example.teacher_ids for example in group]).to(device, torch.int64),
+        teacher_ids=columns.find(teacher_ids).to(device),
         teacher_probs=torch.cat([example.teacher_probs for example in group]).to(device, torch.float32),
-        target_best=torch.cat([example.target_best for example in group]).to(device, torch.int64),
+        target_best=columns.find(target_best).to(device),
+        columns=Columns(*(part.to(device) for part in columns)),
         num_tokens=sum(map(len, group)),
     )
 
 
 class TeacherLoss(torch.autograd.Function):
-    """Mean over rows of cross-entropy - weight * log(acceptance), for logits [N, Vd]; also the argmax [N].
+    """Mean over rows of cross-entropy - weight * log(acceptance), for logits [N, S]; also the argmax [N].
 
-    teacher_ids, teacher_probs [N, k + n]: the teacher's `num_best` = k likeliest tokens and n that stand for
-    all others (`features.py`). acceptance = sum over tokens of min(teacher, softmax(logits)), the share of
-    drafts that speculative sampling keeps, the others than the best counted as one token. Its logarithm as a
-    loss: Samarin et al. 2026, "LK Losses"; beside the cross-entropy it spends a small head's capacity where
-    the target's mass is.
+    log_counts [S]: see `Columns`. teacher_ids, teacher_probs [N, k + n], ids as columns: the teacher's
+    `num_best` = k likeliest tokens and n that stand for all others (`features.py`).
+
+    acceptance = sum over tokens of p * (1 - (1 - min(1, q / p)) ** candidates), p the teacher's and q the
+    head's probability, the others than the best counted as one token. With one candidate that is the sum of
+    min(p, q), the share of drafts that speculative sampling keeps; its logarithm as a loss: Samarin et al.
+    2026, "LK Losses". With more it is how often a token drawn from p is among so many that coupled drafting
+    proposes, where no token is likely by itself (a race of exponential clocks, of which q / p slows the
+    winner's): what a head says of a token matters less once some candidate will hold it. Beside the
+    cross-entropy it spends a small head's capacity where drafts are decided.
 
     Forward and gradient share one softmax, and the gradient is kept in bf16: on a CPU this halves the time
     that the loss takes beside the output projection.
@@ -100,25 +152,35 @@ class TeacherLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, logits: Tensor, teacher_ids: Tensor, teacher_probs: Tensor, num_best: int, weight: float
+        ctx,
+        logits: Tensor,
+        log_counts: Tensor,
+        teacher_ids: Tensor,
+        teacher_probs: Tensor,
+        num_best: int,
+        weight: float,
+        candidates: int,
     ):
         best = logits.max(-1)
-        probs = torch.softmax(logits, -1, dtype=torch.float32)
-        log_sum = best.values.float() - probs.gather(1, best.indices[:, None])[:, 0].log()
+        at_teacher = logits.gather(1, teacher_ids)
+        weighted, chosen = logits + log_counts, best.indices[:, None]
+        probs = torch.softmax(weighted, -1, dtype=torch.float32)
+        log_sum = (weighted.gather(1, chosen).float() - probs.gather(1, chosen).log())[:, 0]
         mass = teacher_probs.sum(-1)
-        losses = log_sum * mass - (teacher_probs * logits.gather(1, teacher_ids)).sum(-1)
+        losses = log_sum * mass - (teacher_probs * at_teacher).sum(-1)
         ids, wanted = teacher_ids[:, :num_best], teacher_probs[:, :num_best]
         given = probs.gather(1, ids)
         rest_wanted = teacher_probs[:, num_best:].sum(-1, keepdim=True)
         rest_given = (1 - given.sum(-1, keepdim=True)).clamp(min=0)
-        lacks, rest_lacks = (given < wanted).float(), (rest_given < rest_wanted).float()
-        acceptance = torch.minimum(given, wanted).sum(-1) + torch.minimum(rest_given, rest_wanted)[:, 0]
-        # d acceptance / d logit of token i = q_i (lacks_i - share), share = sum of q_i lacks_i
-        scale = weight / acceptance.clamp(min=1e-4)[:, None]
-        share = (given * lacks).sum(-1, keepdim=True) + rest_given * rest_lacks
-        losses = losses - weight * acceptance.clamp(min=1e-4).log()
-        gradient = probs.mul_(mass[:, None] + scale * (share - rest_lacks))
-        gradient.scatter_add_(1, ids, given * scale * (rest_lacks - lacks))
+        found, slope = _found(given, wanted, candidates)
+        rest_found, rest_slope = _found(rest_given, rest_wanted, candidates)
+        acceptance = (found.sum(-1) + rest_found[:, 0]).clamp(min=1e-4)
+        # d acceptance / d logit of token i = q_i (slope_i - share), share = sum of q_i slope_i
+        scale = weight / acceptance[:, None]
+        share = (given * slope).sum(-1, keepdim=True) + rest_given * rest_slope
+        losses = losses - weight * acceptance.log()
+        gradient = probs.mul_(mass[:, None] + scale * (share - rest_slope))
+        gradient.scatter_add_(1, ids, given * scale * (rest_slope - slope))
         gradient.scatter_add_(1, teacher_ids, -teacher_probs)
         ctx.save_for_backward(gradient.bfloat16())
         ctx.mark_non_differentiable(best.indices)
@@ -127,7 +189,14 @@ class TeacherLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_loss: Tensor, _):
         (gradient,) = ctx.saved_tensors  # of the sum; ours alone, so it is scaled in place
-        return gradient.mul_(grad_loss / len(gradient)), None, None, None, None
+        return (gradient.mul_(grad_loss / len(gradient)), *[None] * 6)
+
+
+def _found(given: Tensor, wanted: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+    """Of probabilities q and p: p * (1 - (1 - min(1, q / p)) ** candidates) and its derivative by q."""
+    lack = (1 - given / wanted.clamp(min=1e-8)).clamp(min=0)
+    power = lack ** (candidates - 1)
+    return wanted * (1 - power * lack), candidates * power * (given < wanted)
 
 
 def unrolled_loss(
@@ -137,6 +206,7 @@ def unrolled_loss(
     keep: tuple[float, ...],
     decay: float = 0.8,
     acceptance_weight: float = 1.0,
+    candidates: int = 1,
 ) -> tuple[Tensor, list[float]]:
     """Loss summed over levels with weights decay ** level, and the share of rows guessed right at each level.
 
@@ -147,6 +217,8 @@ def unrolled_loss(
     rows_per_level = [max(1, round(count * share)) for share in keep]
     with torch.autocast(batch.features.device.type, torch.bfloat16):
         embedded = F.embedding(batch.tokens[:, 1:], embedding)
+        lm_head = head.lm_head.weight[batch.columns.ids].bfloat16()
+        num_best = min(TEACHER_BEST, head.config.draft_vocab_size)
         outputs = head.unroll(embedded, batch.features, batch.rows, rows_per_level)
         total, correct = torch.zeros((), device=batch.features.device), []
         for level, (hidden, kept) in enumerate(zip(outputs, rows_per_level, strict=True)):
@@ -161,9 +233,10 @@ def unrolled_loss(
             if not len(at):
                 correct.append(0.0)
                 continue
-            logits = head.logits(hidden[learnt])
-            teacher = (batch.teacher_ids[at], batch.teacher_probs[at], min(TEACHER_BEST, logits.shape[1]))
-            loss, guess = TeacherLoss.apply(logits, *teacher, acceptance_weight)
+            logits = F.linear(head.norm(hidden[learnt]), lm_head)
+            teacher = (batch.teacher_ids[at], batch.teacher_probs[at], num_best)
+            columns = batch.columns.log_counts
+            loss, guess = TeacherLoss.apply(logits, columns, *teacher, acceptance_weight, candidates)
             total = total + decay**level * loss
             correct.append(((guess == best[learnt]).sum() / known.sum().clamp(min=1)).item())
     return total, correct

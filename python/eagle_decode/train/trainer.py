@@ -33,6 +33,8 @@ class Settings:
     shard_tokens: int = 25_000
     level_decay: float = 0.8
     acceptance_weight: float = 1.0  # of -log(acceptance) beside the cross-entropy (`TeacherLoss`)
+    candidates: int = 1  # that acceptance counts on
+    num_columns: int = 16384  # of the draft vocabulary that a batch computes (`Columns`)
     seed: int = 0
 
 
@@ -83,10 +85,11 @@ class Trainer:
         pass.
         """
         group = self._next_group()
-        keep = KEEP_LATE if progress > 0.75 else KEEP_EARLY
-        generator = torch.Generator().manual_seed(hash((self.settings.seed, self.step_count)) % (1 << 62))
-        batch = collate(group, len(keep), generator, self.device)
-        weights = self.settings.level_decay, self.settings.acceptance_weight
+        keep, settings = KEEP_LATE if progress > 0.75 else KEEP_EARLY, self.settings
+        generator = torch.Generator().manual_seed(hash((settings.seed, self.step_count)) % (1 << 62))
+        size = self.head.config.draft_vocab_size, settings.num_columns
+        batch = collate(group, len(keep), generator, self.device, *size)
+        weights = settings.level_decay, settings.acceptance_weight, settings.candidates
         loss, accuracy = unrolled_loss(self.head, self.embedding, batch, keep, *weights)
         loss.backward()
         self.optimizer.step(learning_rate_factor(progress, self.step_count))
