@@ -29,6 +29,11 @@ def ops_with_kernels() -> list[str]:
     return [path.stem for path in cuda_sources()]
 
 
+def op_of(case: str) -> str:
+    """The op of a case that is called like it, or further: "draft, static tree"."""
+    return case.partition(",")[0]
+
+
 def copyable(value: Any) -> torch.Tensor | None:
     """`value` as a CPU tensor over its own memory; None where it is not one, or one that every op refuses."""
     if isinstance(value, np.ndarray):

@@ -24,6 +24,7 @@ from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm, unpac
 from eagle_cuda.sampling import gumbel_noise, sample_tokens
 from eagle_cuda.tree import build_tree, empty_candidates, expand_tree, retrieve_indices, tree_from_parents
 from eagle_cuda.verify import verify, verify_rejection
+from on_device import op_of
 from reference.attention import ancestors, mask_words
 from traffic import packed_bytes
 
@@ -209,10 +210,6 @@ CASES = {
     "extend_draft": prompt,
     "draft": phase,
 }
-
-
-def op_of(name: str) -> str:
-    return name.partition(",")[0]
 
 
 NAMES = [pytest.param(name, marks=pytest.mark.op(op_of(name))) for name in CASES]

@@ -21,6 +21,7 @@ from draft_rig import HEADS, Rig
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm
 from gpu.op_cases import BATCH, CASES, Make
 from linear_inputs import case, head_case, normal
+from on_device import op_of
 
 PADDING = -1
 Outputs = list[list[torch.Tensor]]  # of each place
@@ -178,7 +179,7 @@ def test_any_choice_of_rows(family):
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=pytest.mark.op(f.name)) for f in OF_REQUESTS], ids=str
+    "family", [pytest.param(f, marks=pytest.mark.op(op_of(f.name))) for f in OF_REQUESTS], ids=str
 )
 def test_any_choice_of_requests(family, backend):
     check(family, examples=30 if backend == "cpu" else 6)

@@ -8,6 +8,7 @@ and values small integers, as embeddings of +-1 have the norm 1; logits are so f
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,18 @@ from eagle_cuda.attention import rope_table
 from eagle_cuda.draft import DraftHead, DraftLayer, draft, extend_draft
 from eagle_cuda.kv_cache import KVCache
 from eagle_cuda.linear import pack_weight
-from eagle_cuda.tree import DraftTree
+from eagle_cuda.tree import DraftTree, TreeShape
 
 Arrays = dict[str, torch.Tensor]
 BATCH, ROWS, TOP_K, LEVELS, NODES = 4, 3, 3, 3, 17
 HIDDEN, FEATURES, HEADS, DIM, INNER, VOCAB, DRAFT_VOCAB = 40, 48, 2, 64, 24, 97, 61
 PAGES, PAGE_SIZE = 8, 16
+DYNAMIC = {"top_k": TOP_K, "levels": LEVELS}
+STATIC = {
+    "shape": TreeShape(
+        [(0,), (1,), (2,), (0, 1), (0, 2), (1, 0), (2, 0), (2, 2), (0, 2, 0), (2, 0, 0), (2, 0, 1), (2, 2, 2)]
+    )
+}
 WEIGHTS = ("fc", "lm_head", "qkv", "o", "gate_up", "down")
 NORMS = ("input_norm", "hidden_norm", "post_norm")
 
@@ -120,15 +127,16 @@ def arrays_of_draft(make: Any) -> Arrays:
     }
 
 
-def call_draft(a: Arrays) -> None:
+def call_draft(a: Arrays, tree: dict[str, Any]) -> None:
     accepted = SimpleNamespace(path=a["path"], num_accepted=a["num_accepted"])
     inputs = a["features"], a["target_tokens"], accepted, a["seq_lens"], caches_in(a)
     options = {name: a[name] for name in ("node_limit", "temperature", "seeds")}
     out = DraftTree(*(a[name] for name in DraftTree._fields))
-    draft(head_in(a), *inputs, top_k=TOP_K, levels=LEVELS, tau=1.25, out=out, **options)
+    draft(head_in(a), *inputs, tau=1.25, out=out, **tree, **options)
 
 
 CASES = {
     "extend_draft": (arrays_of_extend_draft, call_extend_draft),
-    "draft": (arrays_of_draft, call_draft),
+    "draft": (arrays_of_draft, partial(call_draft, tree=DYNAMIC)),
+    "draft, static tree": (arrays_of_draft, partial(call_draft, tree=STATIC)),
 }

@@ -1,4 +1,5 @@
-"""One call of every op with a CUDA kernel, as data: the arrays it reads and writes, and the call.
+"""Calls of every op with a CUDA kernel, as data: the arrays it reads and writes, and the call. A case is
+called like its op; further ones of it, like "draft, static tree".
 
 The arrays of every seed have the same shapes, and their last request is padding, as in a captured graph that
 is larger than the batch.
@@ -7,6 +8,7 @@ is larger than the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from eagle_cuda.tree import (
     Candidates,
     DraftTree,
     RetrieveIndices,
+    TreeShape,
     build_tree,
     expand_tree,
     retrieve_indices,
@@ -26,11 +29,17 @@ from eagle_cuda.tree import (
 )
 from eagle_cuda.verify import Accepted, AcceptedByRejection, verify, verify_rejection
 from gpu import draft_op_cases, linear_op_cases
-from tools.ptxas_report import cuda_sources
+from on_device import op_of, ops_with_kernels
 
 Arrays = dict[str, torch.Tensor]
 BATCH, TOP_K, LEVELS, NODES, VOCAB = 4, 4, 3, 12, 1031
 CANDIDATES = TOP_K + (LEVELS - 1) * TOP_K**2
+# Whose level 1 is the beam of expand_tree's arrays; the second beam has one row without a node.
+SHAPE = TreeShape(
+    [(rank,) for rank in range(TOP_K)]
+    + [(0, 0), (0, 3), (1, 1), (2, 0), (3, 2)]
+    + [(0, 3, 0), (1, 1, 2), (3, 2, 1), (3, 2, 3)]
+)
 
 
 class Case(NamedTuple):
@@ -108,10 +117,10 @@ def arrays_of_expand_tree(seed: int) -> Arrays:
     }
 
 
-def call_expand_tree(a: Arrays) -> None:
+def call_expand_tree(a: Arrays, shape: TreeShape | None = None) -> None:
     candidates = Candidates(*(a[f"candidate_{name}"] for name in Candidates._fields))
     beam = Beam(*(a[f"beam_{name}"] for name in Beam._fields))
-    options = {"level": 2, "levels": LEVELS, "num_accepted": a["num_accepted"]}
+    options = {"level": 2, "levels": LEVELS, "num_accepted": a["num_accepted"], "shape": shape}
     expand_tree(a["tokens"], a["log_probs"], candidates, beam, **options)
 
 
@@ -324,10 +333,11 @@ def call_tree_attention(a: Arrays) -> None:
 
 _ALL = {
     **{
-        op: Case(lambda seed, of=of: of(Make(seed)), call)
-        for op, (of, call) in (linear_op_cases.CASES | draft_op_cases.CASES).items()
+        name: Case(lambda seed, of=of: of(Make(seed)), call)
+        for name, (of, call) in (linear_op_cases.CASES | draft_op_cases.CASES).items()
     },
     "expand_tree": Case(arrays_of_expand_tree, call_expand_tree),
+    "expand_tree, static tree": Case(arrays_of_expand_tree, partial(call_expand_tree, shape=SHAPE)),
     "build_tree": Case(arrays_of_build_tree, call_build_tree),
     "retrieve_indices": Case(arrays_of_retrieve_indices, call_retrieve_indices),
     "sample_tokens": Case(arrays_of_sample_tokens, call_sample_tokens),
@@ -338,5 +348,4 @@ _ALL = {
     "append_kv": Case(arrays_of_append_kv, call_append_kv),
     "tree_attention": Case(arrays_of_tree_attention, call_tree_attention),
 }
-OPS = [path.stem for path in cuda_sources()]  # those with a kernel
-CASES = {name: _ALL[name] for name in OPS if name in _ALL}
+CASES = {name: case for name, case in _ALL.items() if op_of(name) in ops_with_kernels()}

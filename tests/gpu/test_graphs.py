@@ -34,7 +34,9 @@ def device(backend) -> str:
     return "cuda" if backend == "cuda" else "cpu"
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.op(name)) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.op(on_device.op_of(name))) for name in CASES]
+)
 def test_a_replay_sees_the_inputs_of_now(name, device):
     arrays, call = CASES[name]
     static: Arrays = {key: value.to(device) for key, value in arrays(0).items()}
@@ -58,4 +60,13 @@ def test_a_replay_sees_the_inputs_of_now(name, device):
 
 
 def test_every_op_with_a_kernel_has_a_case():
-    assert set(CASES) == set(on_device.ops_with_kernels())
+    assert {on_device.op_of(name) for name in CASES} == set(on_device.ops_with_kernels())
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != on_device.op_of(name)])
+def test_a_further_case_is_another_call(name):
+    first, further = CASES[on_device.op_of(name)], CASES[name]
+    ours, others = first.arrays(1), further.arrays(1)
+    first.call(ours)
+    further.call(others)
+    assert any(not same(value, ours[key]) for key, value in others.items())
