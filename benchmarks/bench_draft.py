@@ -1,6 +1,6 @@
 """draft: the whole draft phase in one call, against reading its weights, and on a GPU against torch.
 
-    python benchmarks/bench_draft.py [--backend cpu] [--trees 4:3:2 8:4:4 32:5:8 32:6:8 5:4:1]
+    python benchmarks/bench_draft.py [--backend cpu] [--trees 4:3:2 8:4:4 32:5:8 32:6:8 5:4:1 mc_sim_7b_63]
                                      [--context 256] [--rounds 30] [--json FILE]
     python benchmarks/bench_draft.py --backend cuda [--heads llama8b-eagle3 qwen8b-eagle3]
                                      [--formats bf16 fp8 int4] [--context 1024] [--tuned llama8b-eagle3]
@@ -9,9 +9,10 @@
 
 On the CPU: a random EAGLE-3 head of the size of the demo's, bf16, one request, three rows to extend by (two
 accepted tokens and the new one). A tree is nodes:levels:top_k, the root among its nodes; 5:4:1 is a chain of
-4. Floor: the packed weights of the layer and the LM head once a level, the fusion matrix once, and the
-committed keys and values once a level, at the rate of a plain read of the same weights. Where the caches hold
-them, the read finds them there too, and a draft phase that finds them nearer may be faster than that read.
+4. Or a static one, as in `eagle-cuda generate --tree-shape`: mc_sim_7b_63, chain:4, a JSON file of paths.
+Floor: the packed weights of the layer and the LM head once a level, the fusion matrix once, and the committed
+keys and values once a level, at the rate of a plain read of the same weights. Where the caches hold them, the
+read finds them there too, and a draft phase that finds them nearer may be faster than that read.
 "x memory": how many times as long as the same bytes at the rate of memory that no cache holds.
 
 On a GPU (draft_gpu.py, gpu_timing.py): random heads of the real shapes of draft_cases.py, 8 levels of 10, 60
@@ -45,8 +46,9 @@ from eagle_cuda.attention import rope_table
 from eagle_cuda.draft import DraftHead, DraftLayer, draft, extend_draft
 from eagle_cuda.kv_cache import KVCache
 from eagle_cuda.linear import PackedWeight, pack_weight
-from eagle_cuda.tree import DraftTree, empty_draft_tree
+from eagle_cuda.tree import DraftTree, TreeShape, empty_draft_tree
 from eagle_cuda.verify import Accepted
+from eagle_decode.loading import named_shape
 
 BF16 = torch.bfloat16
 H, INNER, HEADS, KV_HEADS, D, V, VD, AUX = 576, 1536, 9, 3, 64, 49152, 8192, 3
@@ -60,13 +62,11 @@ DEFAULTS = {  # backend -> what runs unless the command line says otherwise
 
 
 class Shape(NamedTuple):
+    name: str
     nodes: int
     levels: int
     top_k: int
-
-    @property
-    def name(self) -> str:
-        return f"chain {self.levels}" if self.top_k == 1 else ":".join(map(str, self))
+    static: TreeShape | None = None
 
 
 class Weights(NamedTuple):
@@ -128,7 +128,8 @@ class Phase:
     def draft(self, shape: Shape, coupled: bool, out: DraftTree) -> DraftTree:
         return draft(
             self.head, self.features, self.tokens, self.accepted, self.seq_lens, [self.cache],
-            top_k=shape.top_k, levels=shape.levels, out=out, **(self.coupling if coupled else {}),
+            top_k=shape.top_k, levels=shape.levels, shape=shape.static, out=out,
+            **(self.coupling if coupled else {}),
         )  # fmt: skip
 
     def first_level(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,21 +145,48 @@ class Phase:
         return self.weights.draft_to_target[best.indices], best.values
 
 
+def children_of(tree: DraftTree, node: int) -> list[int]:
+    """In rank order, by the links."""
+    children: list[int] = []
+    child = int(tree.first_child[0, node])
+    while child >= 0 and len(children) < tree.tokens.shape[1]:
+        children.append(child)
+        child = int(tree.next_sibling[0, child])
+    return children
+
+
+def is_static(tree: DraftTree, shape: TreeShape) -> bool:
+    """Whether the nodes are those of the shape, each node's children standing for its ranks in order."""
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    for node in range(shape.num_nodes + 1):
+        if node not in paths:
+            return False
+        wanted = [path for path in shape.paths if path[:-1] == paths[node]]
+        children = children_of(tree, node)
+        if len(children) != len(wanted) or any(int(tree.parents[0, child]) != node for child in children):
+            return False
+        paths |= zip(children, wanted)
+    return len(paths) == shape.num_nodes + 1
+
+
 def check(phase: Phase, shape: Shape, coupled: bool) -> None:
-    """The tree is full and well-formed, and the root's best child is torch's."""
+    """The tree is full, well-formed, of its static shape if it has one; the root's children are torch's."""
     tree = phase.draft(shape, coupled, empty_draft_tree(1, shape.nodes))
     n, depths, parents = int(tree.num_nodes[0]), tree.depths[0].tolist(), tree.parents[0].tolist()
     sound = n == shape.nodes and int(tree.tokens[0, 0]) == int(phase.tokens[0, -1])
     sound = sound and parents[0] == -1 and max(depths) <= shape.levels
     for i in range(1, n):
         sound = sound and 0 <= parents[i] < i and depths[i] == depths[parents[i]] + 1
-    if not coupled:
+    sound = sound and (shape.static is None or is_static(tree, shape.static))
+    if sound and not coupled:
         ids, log_probs = phase.first_level(shape.top_k)
         known = dict(zip(ids.tolist(), log_probs.tolist()))
-        children = [i for i in range(1, n) if parents[i] == 0]
+        children = children_of(tree, 0)
+        static = shape.static.paths if shape.static else [(rank,) for rank in range(len(children))]
+        ranks = [path[0] for path in static if len(path) == 1]
         # Rounding differs, so that equally good candidates may change places: the scores must agree.
-        best = max(tree.scores[0, children].tolist(), default=float("nan"))
-        sound = sound and abs(best - float(log_probs[0])) < 0.05
+        scores = sorted(tree.scores[0, children].tolist(), reverse=True)
+        sound = all(abs(score - float(log_probs[rank])) < 0.05 for score, rank in zip(scores, ranks))
         for i in children:
             want = known.get(int(tree.tokens[0, i]))
             sound = sound and (abs(float(tree.scores[0, i]) - want) < 0.05 if want is not None else True)
@@ -206,7 +234,9 @@ def report(
             arm, plain = samples[f"{kind} {shape.name}"], samples[f"plain {shape.name}"]
             row = {
                 "tree": shape.name,
-                **shape._asdict(),
+                "nodes": shape.nodes,
+                "levels": shape.levels,
+                "top_k": shape.top_k,
                 "coupled": kind == "coupled",
                 "bytes": size,
                 "bytes_per_level": level,
@@ -236,9 +266,14 @@ def report(
 
 def parse_tree(text: str) -> Shape:
     parts = text.split(":")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):
-        raise argparse.ArgumentTypeError(f"expected nodes:levels:top_k, got {text!r}")
-    return Shape(*map(int, parts))
+    if len(parts) == 3 and all(part.isdecimal() for part in parts):
+        nodes, levels, top_k = map(int, parts)
+        return Shape(f"chain {levels}" if top_k == 1 else text, nodes, levels, top_k)
+    try:
+        static = named_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected nodes:levels:top_k or a static tree: {error}") from None
+    return Shape(text, static.num_nodes + 1, static.levels, static.top_k, static)
 
 
 def on_cpu(options: argparse.Namespace, console: Console) -> dict[str, object]:
@@ -283,11 +318,11 @@ def floors(options: argparse.Namespace, context: int, console: Console) -> dict[
 
 
 def parse() -> argparse.Namespace:
-    trees = [Shape(4, 3, 2), Shape(8, 4, 4), Shape(32, 5, 8), Shape(32, 6, 8), Shape(5, 4, 1)]
+    trees = [parse_tree(text) for text in ("4:3:2", "8:4:4", "32:5:8", "32:6:8", "5:4:1")]
     line = parser(__doc__, rounds=30)
     line.add_argument("--backend", choices=list(DEFAULTS), help="default: cuda where there is a GPU")
-    line.add_argument("--trees", type=parse_tree, nargs="+", default=trees, metavar="NODES:LEVELS:TOP_K",
-                      help="on the CPU")  # fmt: skip
+    line.add_argument("--trees", type=parse_tree, nargs="+", default=trees, metavar="TREE",
+                      help="on the CPU: nodes:levels:top_k, mc_sim_7b_63, chain:N, a JSON file")  # fmt: skip
     line.add_argument("--context", type=int, help="committed rows in the head's cache")
     line.add_argument("--heads", nargs="+", default=list(GPU_HEADS), choices=list(GPU_HEADS), help="on a GPU")
     line.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS, help="on a GPU")

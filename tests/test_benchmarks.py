@@ -18,7 +18,7 @@ import torch
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 SMALLEST = {
     "bench_attention": "--backend cpu --nodes 1 5 --contexts 40 --batches 1 2 --rounds 1",
-    "bench_draft": "--backend cpu --trees 4:2:2 3:2:1 --context 16 --rounds 1",
+    "bench_draft": "--backend cpu --trees 4:2:2 3:2:1 mc_sim_7b_63 --context 16 --rounds 1",
     "bench_linear": "--backend cpu --rows 1 2 --formats bf16 int4 --copies 1 --rounds 1",
     "bench_rejection": "--vocabs 1000 --levels 2 --batches 1 --rounds 1",
     "bench_sampling": "--vocabs 1000 --rows 1 2 --rounds 1",
@@ -106,6 +106,10 @@ def higher_scores(real):
     return draft
 
 
+def without_shape(real):
+    return lambda *args, shape, **options: real(*args, **options)
+
+
 def half(real):
     return lambda *args, **options: real(*args, **options).mul_(0.5)
 
@@ -120,6 +124,7 @@ def nothing(real):
         ("attention", "tree_attention", without_mask, "bench_attention", "tree_attention"),
         ("attention", "append_kv", nothing, "bench_attention", "append_kv"),
         ("draft", "draft", higher_scores, "bench_draft", "not what it should be"),
+        ("draft", "draft", without_shape, "bench_draft", "mc_sim_7b_63: the tree is not what it should be"),
         ("linear", "linear", half, "bench_linear", "differs from torch"),
         ("sampling", "sample_tokens", token_zero, "bench_sampling", "noised argmax"),
         ("tree", "expand_tree", nothing, "bench_tree", "expand_tree"),
