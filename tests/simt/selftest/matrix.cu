@@ -137,6 +137,53 @@ bool stored_on_an_older_device() {
   return false;
 }
 
+// ---- all lanes at one instruction ------------------------------------------------------------------------
+
+enum class Apart { kNobody, kPlace, kKind };  // lane 5: at an instruction of its own, or of the other kind
+
+template <bool kStores, bool kTransposed>
+__device__ __forceinline__ uint4 through(uint4* row, uint4 words) {
+  if constexpr (kStores && kTransposed)
+    store_matrices_transposed(row, words);
+  else if constexpr (kStores)
+    store_matrices(row, words);
+  else if constexpr (kTransposed)
+    words = load_matrices_transposed(row);
+  else
+    words = load_matrices(row);
+  return words;
+}
+
+template <bool kStores, bool kTransposed>
+__global__ void __launch_bounds__(32) apart_kernel(const uint4* x, uint4* y, Apart apart) {
+  auto& shared = shared_memory<Rows>();
+  const int t = threadIdx.x;
+  uint4* const row = &shared.piece[t][t % 8];
+  uint4 words = *row = load(x + t);
+  __syncwarp();
+  if (apart == Apart::kPlace && t == 5) {
+    words = through<kStores, kTransposed>(row, words);  // <- reported: apart
+    words.x = ~words.x;                                 // or the compiler would make one call of both
+  } else if (apart == Apart::kKind && t == 5) {
+    words = through<kStores, !kTransposed>(row, words);  // <- reported: apart
+  } else {
+    words = through<kStores, kTransposed>(row, words);  // <- reported: apart
+  }
+  store(y + t, words);
+}
+
+template <bool kStores, bool kTransposed, Apart kApart>
+bool apart() {
+  Buffer<uint4> x(32), y(32);
+  for (int i = 0; i < 32; ++i) x[i] = {uint32_t(i), 1, 2, 3 * uint32_t(i)};
+  emulate({x.in("x"), y.out("y")}, [&] {
+    launch(apart_kernel<kStores, kTransposed>, {.grid = 1, .block = 32, .shared_bytes = sizeof(Rows)},
+           x.data(), y.data(), kApart);
+  });
+  // The first two elements of all, and the last two: no lane gives them away.
+  return y[0].x == x[0].x && y[31].w == x[31].w;
+}
+
 // ---- rounding --------------------------------------------------------------------------------------------
 
 template <class T>
@@ -192,6 +239,14 @@ std::vector<Case> matrix_cases() {
       {"stored/half_a_warp", "collective names exited lanes",
        stored<false, Layout::kSwizzled, Store::kHalfAWarp>},
       {"stored/older_device", "stmatrix on an older device", stored_on_an_older_device},
+      {"apart/load_together", "", apart<false, false, Apart::kNobody>},
+      {"apart/load_two_places", "divergent collective", apart<false, false, Apart::kPlace>},
+      {"apart/load_transposed_two_places", "divergent collective", apart<false, true, Apart::kPlace>},
+      {"apart/load_two_kinds", "divergent collective", apart<false, false, Apart::kKind>},
+      {"apart/store_together", "", apart<true, false, Apart::kNobody>},
+      {"apart/store_two_places", "divergent collective", apart<true, false, Apart::kPlace>},
+      {"apart/store_transposed_two_places", "divergent collective", apart<true, true, Apart::kPlace>},
+      {"apart/store_two_kinds", "divergent collective", apart<true, false, Apart::kKind>},
       {"rounding/bf16", "", rounding<bf16_t>},
       {"rounding/half", "", rounding<half_t>},
   };
