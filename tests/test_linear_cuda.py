@@ -12,7 +12,7 @@ from compare import assert_close_to_fp64, assert_same_bits
 from eagle_cuda.linear import linear, lm_head_topk, pack_weight, rms_norm
 from linear_inputs import DTYPES, FORMATS, NAN, QUANTIZED, case, head_case, normal
 from reference import linear as naive
-from traffic import ROWS, WEIGHTS, bytes_moved
+from traffic import ROWS, WEIGHTS, bytes_moved, packed_bytes
 from workspace_checks import check_workspace
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: FORMATS[d])
@@ -225,33 +225,46 @@ def bytes_read(simulator, call) -> int:
     return counters.global_load_bytes
 
 
+def codes_and_scales(m, n, k, form) -> int:
+    """What int8_dynamic reads beside: x once for its rows' scales and once for their codes; a scale of x for
+    every result; a scale of weights for the four lanes of a warp, with up to 64 tokens, that sum its row."""
+    return 2 * 2 * m * k + 4 * 4 * n * -(-m // 64) + 4 * n * m if form == "int8_dynamic" else 0
+
+
 @pytest.mark.op("linear")
 @pytest.mark.unchecked  # both builds count alike
 @pytest.mark.parametrize("m", [1, 10, 64, 256])
-@pytest.mark.parametrize("weight_format", [None, "int4"])
-def test_linear_reads_the_weight_once(m, weight_format, simulator):
+@pytest.mark.parametrize("form", ["bf16", "int4", "int8_dynamic"])
+def test_linear_reads_the_weight_once(m, form, simulator):
     """Beside it, x: each of B blocks its own slice of K, for all of its row tiles together."""
     n, k = 1056, 512
     x, weight = case(m, n, k, torch.bfloat16)
-    packed = pack_weight(weight, weight_format)
+    packed = pack_weight(weight, form)
     out = torch.empty(m, n)
     read = bytes_read(simulator, lambda: linear(x, packed, out=out))
-    weights, slices = packed.data.numel() * packed.data.element_size(), 2  # 66 row tiles for 132 blocks
-    activations = 2 * m * k * 132 // slices
-    partials = 4 * slices * n * ((m + 7) // 8 * 8)
+    codes = form == "int8_dynamic"
+    weights, slices = packed_bytes((n, k), form=form), 1 if codes else 2  # it has half as many steps
+    assert packed.data.numel() * packed.data.element_size() == weights + (4 * n if codes else 0)
+    activations = (1 if codes else 2) * m * k * 66  # row tiles: for each a block, or two
     assert weights <= bytes_moved(simulator, WEIGHTS) <= 1.01 * weights
     assert activations <= bytes_moved(simulator, ROWS, WEIGHTS) <= 1.01 * activations
-    assert weights + activations + partials <= read <= 1.01 * (weights + activations + partials)
+    partials = 4 * slices * n * ((m + 7) // 8 * 8) if slices > 1 else 0
+    everything = weights + activations + partials + codes_and_scales(m, n, k, form)
+    assert everything <= read <= 1.01 * everything
 
 
 @pytest.mark.op("lm_head_topk")
 @pytest.mark.unchecked
-def test_the_head_reads_the_weight_once(simulator):
+@pytest.mark.parametrize("form", ["bf16", "int8_dynamic"])
+def test_the_head_reads_the_weight_once(form, simulator):
     m, vocab, k = 10, 3000, 256
     x, weight = case(m, vocab, k, torch.bfloat16)
-    packed = pack_weight(weight)
+    packed = pack_weight(weight, form)
     read = bytes_read(simulator, lambda: lm_head_topk(x, packed, 10))
     blocks, chunks = 94, 94  # of 32 ids
     left = m * (chunks * 8 + blocks * 10 * 8)  # for the last block
-    weights, activations = 2 * (vocab + 8) * k, 2 * m * k * blocks
+    left += codes_and_scales(m, vocab + 8, k, form)
+    weights = packed_bytes((vocab, k), form=form)
+    activations = (1 if form == "int8_dynamic" else 2) * m * k * blocks
     assert weights <= read - left - activations <= 1.01 * weights
+    assert weights <= bytes_moved(simulator, WEIGHTS) <= 1.01 * weights

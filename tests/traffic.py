@@ -26,13 +26,21 @@ def bytes_moved(simulator, inside: set[str], outside: set[str] = frozenset()) ->
     )
 
 
-TILE_STEP = {"bf16": 2048, "fp16": 2048, "fp8": 1024, "int8": 1024, "int4": 512 + 32}
+TILE_STEP = {  # columns, bytes
+    "bf16": (64, 2048),
+    "fp16": (64, 2048),
+    "fp8": (64, 1024),
+    "int8": (64, 1024),
+    "int4": (64, 512 + 32),
+    "int8_dynamic": (128, 2048),
+}
 
 
 def packed_bytes(*shapes: tuple[int, int], form: str = "bf16") -> int:
-    """Of weights [N, K] in CUDA's layout: tiles of 16 rows and 64 columns, without the scales of whole rows,
-    which lie behind them and are read by another place."""
-    return sum(-(-n // 16) * -(-k // 64) * TILE_STEP[form] for n, k in shapes)
+    """Of weights [N, K] in CUDA's layout: tiles of 16 rows and 64 or 128 columns, without the scales of whole
+    rows, which lie behind them and are read by another place."""
+    columns, step = TILE_STEP[form]
+    return sum(-(-n // 16) * -(-k // columns) * step for n, k in shapes)
 
 
 WEIGHTS = lines_of("cuda/linear/stream.cuh", "issue_weights")
