@@ -278,6 +278,35 @@ def test_a_tile_of_paths_reads_the_layers_once_more(simulator):
     assert cost(8, absent=10)[0] == barriers  # 10 + 6 * 9 rows
 
 
+PLACES = lines_of("cuda/draft/persistent.cuh", "place")
+
+
+@pytest.mark.unchecked
+@pytest.mark.op("draft")
+def test_features_are_moved_of_the_rows_that_paths_have(simulator):
+    """However long the arrays are: of the deepest trees they have 32 rows, of which a path is a few."""
+    batch, width = 2, 32
+    rig = Rig.random(EAGLE3, torch.bfloat16, batch=batch)
+    features = rig.features(batch, width)
+    tokens = torch.randint(0, 96, (batch, width), generator=rig.random).int()
+    path = torch.arange(width, dtype=torch.int32).repeat(batch, 1)
+
+    def moved(*counts: int) -> int:
+        with simulator.counting() as counters:
+            where = SimpleNamespace(path=path, num_accepted=int32(*counts))
+            rig.draft(features, tokens, where, again=True, max_nodes=4, top_k=2, levels=2)
+        assert counters.launches == 1
+        return bytes_moved(simulator, PLACES)
+
+    rig.before = rig.lengths.clone()
+    row, root = 2 * 2 * rig.head.feature_size, moved(0, 0)  # there and back
+    assert moved(-1, -1) == root  # of an absent request too
+    for counts in ((1, 0), (0, 31), (7, 4)):
+        rows = sum(counts)
+        # Beside them, what every warp asks of a row, and what the phases take of it.
+        assert row * rows <= moved(*counts) - root <= (row + 300) * rows
+
+
 @pytest.mark.op("draft")
 def test_levels_end_when_no_tree_can_change(simulator):
     """One node besides the root is the best child of the root: known after the first level."""
