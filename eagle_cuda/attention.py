@@ -82,8 +82,8 @@ def append_kv(
         k_norm,
         eps,
         q_out,
-        k_scale=cache.k_scale,
-        v_scale=cache.v_scale,
+        cache.k_scale,
+        cache.v_scale,
     )
     return q_out
 
@@ -133,8 +133,8 @@ def tree_attention(
         softmax_scale = 1.0 / math.sqrt(max(shape_of("q", q, 4)[3], 1))
     if out is None:
         out = _empty_like(q)
-    if workspace is None:
-        workspace = _kept_workspace(q, cache)
+    if workspace is None and isinstance(q, torch.Tensor) and q.is_cuda:
+        workspace = _workspaces.of(q, tree_attention_workspace_bytes(q, cache))
     _tree_attention(
         q,
         cache.k,
@@ -148,10 +148,10 @@ def tree_attention(
         out,
         lse,
         workspace,
-        logit_softcap=logit_softcap,
-        sinks=sinks,
-        k_scale=cache.k_scale,
-        v_scale=cache.v_scale,
+        logit_softcap,
+        sinks,
+        cache.k_scale,
+        cache.v_scale,
     )
     return out
 
@@ -202,12 +202,6 @@ def rope_table(
 
 
 _workspaces = Workspaces()
-
-
-def _kept_workspace(q: Any, cache: KVCache) -> torch.Tensor | None:
-    if not isinstance(q, torch.Tensor) or not q.is_cuda:
-        return None
-    return _workspaces.of(q, tree_attention_workspace_bytes(q, cache))
 
 
 def _empty_like(q: Any) -> Any:

@@ -150,7 +150,7 @@ def linear(
         out = _allocate.empty(x, (rows, columns), out_dtype or _dtype(x, weight))
     elif out_dtype is not None:
         raise ValueError("out_dtype: expected None when out is given")
-    if workspace is None and _on_cuda(x, weight):
+    if workspace is None and isinstance(x, Tensor) and x.is_cuda and _fit(x, weight):
         workspace = _workspaces.of(x, _C.linear_workspace_bytes(weight, x.shape[0]))
     _C.linear(x, weight, rms_norm, eps, bias, residual, activation, out, workspace)
     return out
@@ -220,7 +220,7 @@ def lm_head_topk(
         )
     elif (columns := _allocate.shape_of("tokens", out.tokens, 2)[1]) != k:
         raise ValueError(f"tokens: expected {k} columns (k), got {columns}")
-    if workspace is None and _on_cuda(x, weight):
+    if workspace is None and isinstance(x, Tensor) and x.is_cuda and _fit(x, weight):
         workspace = _workspaces.of(x, _C.lm_head_topk_workspace_bytes(weight, x.shape[0], k))
     options = (draft_to_target, temperature, seeds, positions, tau)
     _C.lm_head_topk(x, weight, rms_norm, eps, *options, *out, workspace)
@@ -242,8 +242,9 @@ def lm_head_topk_workspace_bytes(weight: PackedWeight, m: int, k: int) -> int:
 _workspaces = _allocate.Workspaces()
 
 
-def _on_cuda(x: Tensor, weight: PackedWeight) -> bool:
-    return isinstance(x, Tensor) and x.is_cuda and x.ndim == 2 and isinstance(weight, PackedWeight)
+def _fit(x: Tensor, weight: PackedWeight) -> bool:
+    """Whether a workspace can be sized for them; if not, the op says what is wrong."""
+    return x.ndim == 2 and isinstance(weight, PackedWeight)
 
 
 def _check_weight(weight: PackedWeight) -> None:
