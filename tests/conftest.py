@@ -57,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "unchecked: under the emulator, in fast builds only, where a checked one would take too long",
     )
+    config.addinivalue_line(
+        "markers", "vast: memory of many GB, of which little is touched: not to be copied in rehearsals"
+    )
     backend = config.getoption("--backend")
     for name, default in (("simt", "fast"), ("seed", 0), ("preempt", 0)):
         given = config.getoption(f"--{name}")

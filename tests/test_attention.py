@@ -98,6 +98,7 @@ def test_siblings_of_a_star_do_not_see_each_other(seq_len):
 
 
 @pytest.mark.op("tree_attention")
+@pytest.mark.vast
 def test_offsets_beyond_32_bits():
     """FAULTS G7: rows past element 2^31 of the pool, of which only the touched pages take memory."""
     generator = torch.Generator().manual_seed(18)

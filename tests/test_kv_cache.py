@@ -385,6 +385,7 @@ def test_missing_pages_between():
 
 
 @pytest.mark.op("compact_kv")
+@pytest.mark.vast
 def test_offsets_beyond_32_bits(backend):
     """FAULTS G7: pages (K) and rows (V) more than 4 GiB apart, in memory of which little is touched."""
     if backend == "cuda":

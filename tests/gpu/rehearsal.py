@@ -15,4 +15,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from eagle_cuda._extension import _C
 
     on_device.install(_C, "cpu")
-    items[:] = [item for item in items if item.get_closest_marker("op")]
+    items[:] = [
+        item for item in items if item.get_closest_marker("op") and not item.get_closest_marker("vast")
+    ]
