@@ -6,6 +6,10 @@
 // ring, where every phase finds its own. Between arriving at a barrier and waiting there a block lays out the
 // next phase and asks for its first weights; those of o in part before attention, which needs none itself and
 // works in the front of the ring.
+//
+// A block's ring runs empty at the end of its product: its last sums, what follows them and the arrival pass
+// before it asks again. Memory is busy with the blocks that are not as far; what the gap costs is for a GPU
+// to show.
 #include <cuda_runtime.h>
 
 #include "cuda/draft/growth.cuh"

@@ -1,5 +1,6 @@
 // The k best tokens of every row of norm(x) @ W^T, their log-probabilities and the log-sum-exp: one launch
-// for up to 64 rows, in which every byte of the weight is read once and no logit reaches memory.
+// for each 64 rows, in which every byte of the weight is read once and no logit reaches memory. One before
+// them prepares x where linear.cu's would.
 //
 // grid: [blocks]     as many as multiprocessors; each has its own chunks of ids, over all of K
 //
