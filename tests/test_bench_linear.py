@@ -169,6 +169,20 @@ def test_linear_is_planned_as_it_runs(simulator, form, n, k, paired, rows):
         assert counted.global_load_bytes == loaded
 
 
+@pytest.mark.op("linear")
+@pytest.mark.unchecked
+@pytest.mark.parametrize("form", ["bf16", "int4"])
+@pytest.mark.parametrize(("n", "rows", "passes"), [(528, 256, 3), (1072, 10, 3)])
+def test_every_pass_of_a_block_reads_its_activations(simulator, form, n, rows, passes):
+    """Where a block has more row tiles than it takes at a time."""
+    weight, x = pack_weight(torch.randn(n, 128).bfloat16(), form), torch.randn(rows, 128).bfloat16()
+    want = plan("linear", Matrix("", n, 128), form, rows, device=Device(2, 227 * 1024))
+    with simulator.device(multiprocessors=2), simulator.counting() as counted:
+        linear(x, weight)
+    assert want.x_bytes == passes * want.blocks * 2 * rows * 128
+    assert counted.global_load_bytes == packed_bytes((n, 128), form=form) + want.x_bytes
+
+
 @pytest.mark.op("lm_head_topk")
 @pytest.mark.unchecked
 @pytest.mark.parametrize("form", ["bf16", "int4"])
