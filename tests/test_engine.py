@@ -19,7 +19,7 @@ from eagle_decode.sequence import Batch, Request
 from oracle_drafter import ChainOfTruth, OracleDrafter, scripted_engine
 from random_heads import random_head
 from scripted_target import ScriptedTarget
-from tiny_models import ByteTokenizer, target_and_perfect_head, tiny_head, tiny_target
+from tiny_models import ByteTokenizer, tiny_head, tiny_target
 
 VOCAB = 97
 
@@ -238,29 +238,6 @@ def test_trees_do_not_depend_on_how_the_prefix_came(target, kind):
         common = [p for p in trees[extra] if p in trees[0] and begin < p < begin + 50]
         assert len(common) > 10
         assert [trees[extra][p] for p in common] == [trees[0][p] for p in common]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
-def test_a_perfect_head_is_always_right(temperature):
-    """Coupled drafting ranks by the target's own noise: where the head knows the logits, a mere chain is
-    accepted whole, at any temperature. With less of the noise, or none, only at temperature 0."""
-    target, head = target_and_perfect_head(vocab_size=VOCAB)
-    prompts = prompts_of(5)
-    params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=1 + 5 * 20, ignore_eos=True)
-    rates = []
-    for coupling in (1.0, 0.5, 0.0):
-        engine = Engine(target, head, levels=4, draft_top_k=1, max_nodes=5, max_batch=3, coupling=coupling)
-        results = engine.generate(prompts, params)
-        assert [result.tokens for result in results] == [
-            Engine(target).generate(prompt, params)[0].tokens for prompt in prompts
-        ]
-        rates.append(engine.metrics.tokens_per_cycle)
-    assert rates[0] == 5.0
-    if temperature == 0:
-        assert rates == [5.0] * 3
-    else:
-        assert rates[2] < 3.5
-        assert rates[2] < rates[1] < 5.0
 
 
 def test_seeds_and_samples(target, plain):

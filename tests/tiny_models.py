@@ -3,6 +3,7 @@ bytes."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,17 @@ def tiny_head(kind: str, target: LlamaTarget, *, seed: int = 1, **options: Any) 
     return head_from_tensors(config, tensors, target_config=target.config, target_tensors=stored)
 
 
-def target_and_perfect_head(seed: int = 0, **options: Any) -> tuple[LlamaTarget, LoadedHead]:
-    """A target whose logits depend on the last token alone, and an EAGLE-1 head with the very same logits, up
-    to rounding.
+def target_and_perfect_head(
+    kind: str = "eagle1", seed: int = 0, draft_vocab: int | None = None, **options: Any
+) -> tuple[LlamaTarget, LoadedHead]:
+    """A target whose logits depend on the last token alone, and a head with the very same logits, up to
+    rounding.
 
     Both are their embedding and LM head; everything between is zero. The embedding's rows have a mean square
-    of one, so that the target's final norm, which EAGLE-1 lacks, changes nothing.
+    of one, so that the target's final norm, which EAGLE-1 lacks, changes nothing. What an EAGLE-3 head knows
+    of a token comes through its attention, so that there a row sees its own token alone.
+
+    draft_vocab: an EAGLE-3 head that knows so many tokens; the target never takes another one.
     """
     checkpoint = tiny_checkpoint(seed=seed, **options)
     tensors = checkpoint.tensors
@@ -122,16 +128,41 @@ def target_and_perfect_head(seed: int = 0, **options: Any) -> tuple[LlamaTarget,
             tensor.zero_()
     tensors["model.norm.weight"].fill_(1)
     embedding = tensors["model.embed_tokens.weight"]
+    if draft_vocab:
+        embedding[:, 0] = 2  # for the tokens that no head knows
     embedding /= embedding.square().mean(-1, keepdim=True).sqrt()
-    target = LlamaTarget(checkpoint)
-    head = tiny_head("eagle1", target)
+    head = tiny_head(kind, LlamaTarget(checkpoint), draft_vocab=draft_vocab)
+    if draft_vocab:
+        known, lm_head = head.draft_to_target.long(), tensors["lm_head.weight"]
+        unknown = torch.ones(len(lm_head), dtype=torch.bool).index_fill_(0, known, False)
+        lm_head[unknown] = 0
+        lm_head[unknown, 0] = -100
+        head.lm_head.copy_(lm_head[known])
     for layer in head.layers:
         layer.o_proj.zero_()
         layer.down_proj.zero_()
     size = head.hidden_size
     head.fc.zero_()
-    head.fc[:, :size].fill_diagonal_(1)  # of (embedding, feature) the embedding
-    return target, head
+    if kind == "eagle1":
+        head.fc[:, :size].fill_diagonal_(1)  # of (embedding, feature) the embedding
+    else:
+        head = _embedding_alone(head)
+    return LlamaTarget(checkpoint), head
+
+
+def _embedding_alone(head: LoadedHead) -> LoadedHead:
+    """An EAGLE-3 head of one layer whose output is the embedding of a row's token, once its fc, o and down
+    are zero."""
+    (layer,), size = head.layers, head.hidden_size
+    for gain in (layer.input_norm, head.norm):
+        gain.fill_(1)
+    layer.hidden_norm.zero_()  # with `norm_before_residual` the feature ends here
+    for weight, value in ((layer.q_proj, 32), (layer.k_proj, 1), (layer.v_proj, 1)):
+        weight.zero_()
+        for rows in weight.split(head.head_dim):
+            rows[:, :size].fill_diagonal_(value)  # scores so far apart that a row attends to its own token
+    layer.o_proj[:, : head.head_dim].fill_diagonal_(1)
+    return dataclasses.replace(head, norm_before_residual=True)
 
 
 class ByteTokenizer:
