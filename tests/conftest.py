@@ -252,6 +252,31 @@ def kernels(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
+def draft_launches(
+    backend: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[int]]:
+    """How many kernels each draft of the test's engines launched; stays empty where launches are not
+    counted."""
+    launches: list[int] = []
+    if backend != "simt":
+        yield launches
+        return
+    import eagle_decode.drafting
+
+    simulator, draft = request.getfixturevalue("simulator"), eagle_decode.drafting.draft
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        with simulator.counting() as counters:
+            tree = draft(*arguments, **options)
+        launches.append(counters.launches)
+        return tree
+
+    monkeypatch.setattr(eagle_decode.drafting, "draft", counted)
+    yield launches
+    assert launches, "no engine drafted"
+
+
+@pytest.fixture
 def one_and_two_threads():
     """Calls a function with one thread and with two and returns both results; then restores the number."""
     import eagle_cuda
