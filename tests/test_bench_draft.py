@@ -18,12 +18,17 @@ import draft_gpu  # noqa: E402
 import draft_report  # noqa: E402
 import gpu_timing  # noqa: E402
 from ceilings import H200, Ceilings  # noqa: E402
-from draft_cases import AIMS, Cycle, floor, row_of  # noqa: E402
+from draft_cases import AIMS, BARRIERS, Cycle, floor, row_of  # noqa: E402
 from draft_gpu import COMPILED, EAGER, GRAPH, OURS, SHORT, Settings  # noqa: E402
 from gpu_arms import WrongResult  # noqa: E402
 from head_shapes import HEADS, HeadShape, weight_bytes  # noqa: E402
 from peers import draft as peers  # noqa: E402
 
+from eagle_cuda._extension import _C  # noqa: E402
+from eagle_cuda.attention import rope_table  # noqa: E402
+from eagle_cuda.draft import DraftHead, DraftLayer, draft  # noqa: E402
+from eagle_cuda.kv_cache import KVCache  # noqa: E402
+from eagle_cuda.linear import PackedWeight  # noqa: E402
 from stand_in import StandIn, run_benchmark  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -170,6 +175,56 @@ def test_floors_of_the_aims():
         assert row["level_bytes"] / 4.3e6 == pytest.approx(alone, abs=0.5)
         assert alone < row["floor_microseconds_per_level"] < 1.05 * alone
         assert row["floor_microseconds_per_level"] < row["aim_microseconds_per_level"] == AIMS[head, form]
+
+
+def blank_head(shape: HeadShape, form: str, dtype: torch.dtype) -> DraftHead:
+    """Of zeros, its weights as packed: packing some takes longer than the draft."""
+
+    def pack(name: str) -> PackedWeight:
+        n, k, paired = (getattr(shape.matrices[name], part) for part in ("n", "k", "paired"))
+        data = torch.zeros(_C.packed_weight_bytes(n, k, form, False), dtype=torch.uint8)
+        return _C.own_weight(n, k, form, paired, data)
+
+    gain, eagle3 = torch.zeros(shape.hidden, dtype=dtype), shape.kind == "eagle3"
+    norms = {"input_norm": gain, "hidden_norm": gain} if eagle3 else {}
+    layer = DraftLayer(
+        **{name: pack(name) for name in ("qkv", "o", "gate_up", "down")}, **norms, post_norm=gain
+    )
+    table = rope_table(64, shape.head_dim)
+    ids = torch.arange(shape.draft_vocab).int() if shape.draft_vocab < shape.vocab else None
+    return DraftHead(
+        kind=shape.kind, num_heads=shape.heads, num_kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+        norm_eps=1e-5, embedding=torch.zeros(shape.vocab, shape.hidden, dtype=dtype), fc=pack("fc"),
+        lm_head=pack("lm_head"), layers=[layer], norm=gain if eagle3 else None, draft_to_target=ids,
+        cos=table.cos, sin=table.sin,
+    )  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.unchecked
+@pytest.mark.op("draft")
+@pytest.mark.parametrize("name", ["llama8b-eagle3", "vicuna13b-eagle2"])
+def test_a_published_head_is_one_launch_of_the_whole_device(name, simulator):
+    """It fits the persistent kernel, and meets as often as the benchmark says. Nobody is there, so that level
+    0 is all that runs."""
+    shape, cycle = HEADS[name], Cycle()
+    head = blank_head(shape, "int4", torch.bfloat16)
+    cache = KVCache.empty(1, 64, shape.kv_heads, shape.head_dim, dtype=torch.bfloat16)
+    width = cycle.levels + 1
+    absent = SimpleNamespace(
+        path=torch.full((1, width), -1, dtype=torch.int32), num_accepted=torch.full((1,), -1).int()
+    )
+    features, tokens = torch.zeros(1, width, shape.features).bfloat16(), torch.zeros(1, width).int()
+    with simulator.device(multiprocessors=132), simulator.counting() as counters:
+        tree = draft(
+            head, features, tokens, absent, torch.zeros(1).int(), [cache],
+            max_nodes=cycle.nodes, top_k=cycle.top_k, levels=cycle.levels,
+        )  # fmt: skip
+    assert counters.launches == 1
+    assert counters.threads == 132 * 256
+    before = 2 if shape.kind == "eagle3" else 1
+    assert counters.grid_arrivals == 132 * (before + BARRIERS[shape.kind])
+    assert tree.num_nodes.tolist() == [0]
 
 
 # ---- a run
