@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eagle_decode.train import Settings, train
 from eagle_decode.train.loss import Columns, TeacherLoss, _found
 
 
@@ -55,6 +56,12 @@ def test_acceptance_is_about_that_of_coupled_drafts(candidates):
     rank = (scores > scores.gather(1, token)).sum(-1)
     acceptance, _ = _found(q, p, candidates)
     assert acceptance.sum().item() == pytest.approx((rank < candidates).float().mean().item(), abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["candidates", "num_columns"])
+def test_settings_below_one_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
+        train("tiny", tmp_path / "head", settings=Settings(**{name: 0}))
 
 
 def test_columns_hold_what_is_needed_and_stand_for_all():

@@ -89,6 +89,9 @@ def train(
     """
     started = time.monotonic()
     settings = settings or Settings()
+    for name in ("candidates", "num_columns"):
+        if (value := getattr(settings, name)) < 1:
+            raise ValueError(f"{name}: expected at least 1, got {value}")
     torch.set_num_threads(threads or torch.get_num_threads())
     torch.manual_seed(settings.seed)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
