@@ -147,11 +147,11 @@ def tree_attention(
         window,
         out,
         lse,
-        workspace,
         logit_softcap,
         sinks,
         cache.k_scale,
         cache.v_scale,
+        workspace,
     )
     return out
 

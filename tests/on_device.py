@@ -125,10 +125,9 @@ def on(device: str, name: str, function: Callable[..., Any]) -> Callable[..., An
         copies = Copies(device)
         args = [copies.to_device(value) for value in args]
         options = {key: copies.to_device(value) for key, value in options.items()}
-        place = 11 if name == "tree_attention" else -1  # of the workspace
-        if name in WORKSPACES and args[place] is None:  # kept by eagle_cuda for CUDA tensors only
+        if name in WORKSPACES and args[-1] is None:  # kept by eagle_cuda for CUDA tensors only
             size = WORKSPACES[name](sys.modules["eagle_cuda._C"], args)
-            args[place] = torch.empty(size, dtype=torch.uint8, device=device)
+            args[-1] = torch.empty(size, dtype=torch.uint8, device=device)
         result = function(*args, **options)
         calls[name] += there or len(copies) > 0
         copies.to_host()

@@ -29,16 +29,16 @@ void bind_attention(py::module_& m) {
       [](const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
          const TensorView& page_table, const TensorView& seq_lens, const TensorView& num_nodes,
          const TensorView& mask, float softmax_scale, int window, const TensorView& out,
-         const TensorView& lse, const TensorView& workspace, float logit_softcap, const TensorView& sinks,
-         const TensorView& k_scale, const TensorView& v_scale) {
+         const TensorView& lse, float logit_softcap, const TensorView& sinks, const TensorView& k_scale,
+         const TensorView& v_scale, const TensorView& workspace) {
         without_gil([&] {
           tree_attention(q, k_cache, v_cache, page_table, seq_lens, num_nodes, mask, softmax_scale, window,
-                         out, lse, workspace, logit_softcap, sinks, k_scale, v_scale, current_stream);
+                         out, lse, logit_softcap, sinks, k_scale, v_scale, workspace, current_stream);
         });
       },
       "q"_a, "k_cache"_a, "v_cache"_a, "page_table"_a, "seq_lens"_a, "num_nodes"_a, "mask"_a,
-      "softmax_scale"_a, "window"_a, "out"_a, "lse"_a, "workspace"_a = py::none(), "logit_softcap"_a = 0.0f,
-      "sinks"_a = py::none(), "k_scale"_a = py::none(), "v_scale"_a = py::none());
+      "softmax_scale"_a, "window"_a, "out"_a, "lse"_a, "logit_softcap"_a = 0.0f, "sinks"_a = py::none(),
+      "k_scale"_a = py::none(), "v_scale"_a = py::none(), "workspace"_a = py::none());
   m.def(
       "tree_attention_workspace_bytes",
       [](const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,

@@ -257,8 +257,8 @@ int64_t tree_attention_workspace_bytes(TensorView q, TensorView k_cache, TensorV
 
 void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, TensorView page_table,
                     TensorView seq_lens, TensorView num_nodes, TensorView mask, float softmax_scale,
-                    int window, TensorView out, TensorView lse, TensorView workspace, float logit_softcap,
-                    TensorView sinks, TensorView k_scale, TensorView v_scale, CUstream_st* stream) {
+                    int window, TensorView out, TensorView lse, float logit_softcap, TensorView sinks,
+                    TensorView k_scale, TensorView v_scale, TensorView workspace, CUstream_st* stream) {
   TreeAttentionParams p = queries_and_cache(q, k_cache, v_cache, page_table, k_scale, v_scale);
   const int64_t batch = q.shape[0], nodes = q.shape[1], heads = q.shape[2], dim = q.shape[3];
   Expect("seq_lens", seq_lens).dtype(DType::kInt32).shape({batch}).contiguous().same_device(q);

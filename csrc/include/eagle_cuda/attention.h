@@ -127,8 +127,8 @@ void append_kv(TensorView q, TensorView k, TensorView v, TensorView k_cache, Ten
                float norm_eps, TensorView q_out, TensorView k_scale, TensorView v_scale, CUstream_st* stream);
 void tree_attention(TensorView q, TensorView k_cache, TensorView v_cache, TensorView page_table,
                     TensorView seq_lens, TensorView num_nodes, TensorView mask, float softmax_scale,
-                    int window, TensorView out, TensorView lse, TensorView workspace, float logit_softcap,
-                    TensorView sinks, TensorView k_scale, TensorView v_scale, CUstream_st* stream);
+                    int window, TensorView out, TensorView lse, float logit_softcap, TensorView sinks,
+                    TensorView k_scale, TensorView v_scale, TensorView workspace, CUstream_st* stream);
 // Bytes that tree_attention wants as `workspace`, uint8 [bytes], on the device of q; 0 on the CPU.
 int64_t tree_attention_workspace_bytes(TensorView q, TensorView k_cache, TensorView v_cache,
                                        TensorView page_table);
