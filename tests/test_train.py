@@ -27,7 +27,7 @@ from eagle_decode.train.export import export_head, head_tensors, import_head
 from eagle_decode.train.features import FeatureStore, extract_features, feature_rms
 from eagle_decode.train.head import EagleHead, HeadConfig, change_vocabulary, rescale_features, warm_start
 from eagle_decode.train.loss import collate, make_batches, unrolled_loss
-from eagle_decode.train.target import TorchTarget
+from eagle_decode.train.target import TorchTarget, product_dtype
 from eagle_decode.train.trainer import Settings, Trainer
 
 VOCAB, STOP = 48, 2
@@ -128,6 +128,16 @@ def test_target_equals_transformers(family):
         assert torch.allclose(ours.logits(hidden), expected.logits, rtol=1e-4, atol=1e-4)
     for layer, features in zip((2, 3, 4), captured, strict=True):
         assert torch.allclose(features, expected.hidden_states[layer], rtol=1e-4, atol=1e-4), layer
+
+
+def test_products_are_in_float32_where_bfloat16_is_emulated(monkeypatch):
+    for capability, dtype in (("AVX2", torch.float32), ("AVX512", torch.bfloat16)):
+        monkeypatch.setattr(
+            torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability
+        )
+        assert product_dtype("cpu") == dtype
+        assert TorchTarget(tiny_checkpoint()).lm_head.dtype == dtype
+        assert product_dtype("cuda") == torch.bfloat16
 
 
 def test_batched_sampling_at_temperature_zero_is_greedy_decoding(target):

@@ -146,8 +146,8 @@ class TeacherLoss(torch.autograd.Function):
     winner's): what a head says of a token matters less once some candidate will hold it. Beside the
     cross-entropy it spends a small head's capacity where drafts are decided.
 
-    Forward and gradient share one softmax, and the gradient is kept in bf16: on a CPU this halves the time
-    that the loss takes beside the output projection.
+    Forward and gradient share one softmax, and the gradient is kept in the logits' dtype: in bfloat16 this
+    halves the time that the loss takes beside the output projection on a CPU.
     """
 
     @staticmethod
@@ -182,7 +182,7 @@ class TeacherLoss(torch.autograd.Function):
         gradient = probs.mul_(mass[:, None] + scale * (share - rest_slope))
         gradient.scatter_add_(1, ids, given * scale * (rest_slope - slope))
         gradient.scatter_add_(1, teacher_ids, -teacher_probs)
-        ctx.save_for_backward(gradient.bfloat16())
+        ctx.save_for_backward(gradient.to(logits.dtype))
         ctx.mark_non_differentiable(best.indices)
         return losses.mean(), best.indices
 
@@ -210,16 +210,18 @@ def unrolled_loss(
 ) -> tuple[Tensor, list[float]]:
     """Loss summed over levels with weights decay ** level, and the share of rows guessed right at each level.
 
+    embedding: the target's [V, H]; products run in its dtype.
     keep: share of start rows that each level keeps, non-increasing. Later levels matter as seldom as drafts
     get that far, so that thinning them spends the time where the acceptance is decided.
     """
     count = batch.rows.shape[1]
     rows_per_level = [max(1, round(count * share)) for share in keep]
-    with torch.autocast(batch.features.device.type, torch.bfloat16):
+    dtype = embedding.dtype
+    with torch.autocast(batch.features.device.type, dtype, enabled=dtype != torch.float32):
         embedded = F.embedding(batch.tokens[:, 1:], embedding)
-        lm_head = head.lm_head.weight[batch.columns.ids].bfloat16()
+        lm_head = head.lm_head.weight[batch.columns.ids].to(dtype)
         num_best = min(TEACHER_BEST, head.config.draft_vocab_size)
-        outputs = head.unroll(embedded, batch.features, batch.rows, rows_per_level)
+        outputs = head.unroll(embedded, batch.features.to(dtype), batch.rows, rows_per_level)
         total, correct = torch.zeros((), device=batch.features.device), []
         for level, (hidden, kept) in enumerate(zip(outputs, rows_per_level, strict=True)):
             index = batch.target_rows[:, :kept] + level
