@@ -35,6 +35,7 @@ class Counters:
     collectives: int = 0
     atomics: int = 0
     grid_arrivals: int = 0  # of blocks at barriers of the grid
+    grid_asked_bytes: int = 0  # for copies, between arriving at such a barrier and passing it
 
 
 class Traffic(NamedTuple):

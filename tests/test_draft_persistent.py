@@ -194,6 +194,7 @@ class Cost(NamedTuple):
     blocks: int
     barriers: int  # of the grid
     weights: int  # bytes
+    asked: int  # bytes between the two halves of a barrier
     rows: int  # bytes of what weights are multiplied with, by all blocks
 
 
@@ -208,9 +209,8 @@ def draft_cost(case: Case, simulator) -> Cost:
     blocks = counters.threads // THREADS
     barriers, left = divmod(counters.grid_arrivals, blocks)
     assert left == 0
-    return Cost(
-        tree, blocks, barriers, bytes_moved(simulator, WEIGHTS), bytes_moved(simulator, ROWS, WEIGHTS)
-    )
+    weights, rows = bytes_moved(simulator, WEIGHTS), bytes_moved(simulator, ROWS, WEIGHTS)
+    return Cost(tree, blocks, barriers, weights, counters.grid_asked_bytes, rows)
 
 
 ONCE: dict[str, tuple[Case, int]] = {  # and a compute capability: below 9.0 there are no bulk copies
@@ -236,6 +236,8 @@ def test_a_level_reads_its_weights_once_and_meets_few_times(name, simulator):
     barriers = 6 if kind == "eagle3" else 7
     assert more.barriers - few.barriers == barriers
     assert few.barriers == 2 * barriers + (2 if kind == "eagle3" else 1)
+    # A block's share of a product fits in its ring: all of it is asked for before the block waits.
+    assert (few.asked, more.asked) == (few.weights, more.weights)
     width = 64 if kind == "eagle3" else 32
     level = [(512, width), (32, 256), (96, 32), (32, 48), (settings.get("draft_vocab", 96), 32)]
     if kind == "eagle1":

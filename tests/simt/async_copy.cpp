@@ -117,6 +117,7 @@ void copy_async(void* to, const void* from, int bytes) {
     touch_global(me, read);
     log_access(me, {source.address, pc, uint32_t(bytes), false, false});
     std::memcpy(copy.value, from, size_t(bytes));
+    if (me.at_grid_barrier) counters().grid_asked_bytes += uint64_t(bytes);
   }
   std::memset(to, 0xff, kCopyBytes);
   started_at[copy.to] = pc;

@@ -146,7 +146,13 @@ void need_whole_grid() {
   abort_launch();
 }
 
-void arrives_at_grid() { ++counters().grid_arrivals; }
+void arrives_at_grid() {
+  Thread& me = self();
+  me.at_grid_barrier = true;
+  counters().grid_arrivals += me.linear == 0;
+}
+
+void passes_grid() { self().at_grid_barrier = false; }
 
 void need(Feature feature) {
   constexpr int kFirst = 90;

@@ -54,6 +54,7 @@ const char* simt_counters() {
       {"collectives", c.collectives},
       {"atomics", c.atomics},
       {"grid_arrivals", c.grid_arrivals},
+      {"grid_asked_bytes", c.grid_asked_bytes},
   };
   static_assert(sizeof(kCounters) / sizeof(kCounters[0]) == sizeof(simt::Counters) / sizeof(uint64_t));
   std::ostringstream json;

@@ -71,7 +71,8 @@ struct Counters {
   uint64_t shared_load_requests, shared_load_waves, shared_load_ideal;
   uint64_t shared_store_requests, shared_store_waves, shared_store_ideal;
   uint64_t barriers, warp_barriers, collectives, atomics;
-  uint64_t grid_arrivals;  // of blocks at barriers of the grid
+  uint64_t grid_arrivals;     // of blocks at barriers of the grid
+  uint64_t grid_asked_bytes;  // for copies, between arriving at such a barrier and passing it
 };
 Counters& counters();
 

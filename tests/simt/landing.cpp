@@ -173,6 +173,7 @@ void copy_bulk(void* to, const void* from, uint32_t bytes, void* barrier) {
   checker::touch_by_proxy(me, source);
   touch_global(me, source);
   log_access(me, {source.address, pc, bytes, false, false});
+  if (me.at_grid_barrier) counters().grid_asked_bytes += bytes;
   Flight& flight = start(me, barrier, true, pc);
   add(flight, {destination.address, source.address, bytes, bytes, pc}, from);
   maybe_preempt();

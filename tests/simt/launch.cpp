@@ -61,6 +61,7 @@ void prepare_thread(Thread& thread, Block& block, Warp& warp, uint32_t linear) {
   thread.slot = block.slot * running.block_threads + linear;
   thread.context = running.stacks.prepare(thread.slot, enter);
   thread.exited = false;
+  thread.at_grid_barrier = false;
   thread.waits_in = nullptr;
   thread.waits_at = nullptr;
   thread.log.clear();  // what an aborted launch left

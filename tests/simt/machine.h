@@ -27,6 +27,7 @@ struct alignas(64) Thread : ThreadView {
   // Where it waits, and its part in the collective or barrier there.
   const char* waits_in;  // when it last gave way; null: in the middle of its work
   const void* waits_at;
+  bool at_grid_barrier;  // has arrived at a barrier of the grid, not passed it
   uint64_t value, result;
   int operand, width;
 

@@ -33,8 +33,8 @@ class GridBarrier {
   __device__ __forceinline__ void arrive() {
     wanted_ += blocks();
     __syncthreads();
-    if (!is_first()) return;
     arrives_at_grid();
+    if (!is_first()) return;
     add_release<Scope::kDevice>(arrived_, 1u);
   }
   __device__ __forceinline__ void wait() const {
@@ -42,6 +42,7 @@ class GridBarrier {
       while (static_cast<int32_t>(load_acquire<Scope::kDevice>(arrived_) - wanted_) < 0) {
       }
     __syncthreads();
+    passes_grid();
   }
   __device__ __forceinline__ void sync() {
     arrive();

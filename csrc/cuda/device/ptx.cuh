@@ -194,8 +194,9 @@ __device__ __forceinline__ void copy_async_wait() {
 // For barriers of the grid: the launch must be a cooperative one. The emulator reports what is not; a GPU
 // could hang.
 __device__ __forceinline__ void need_whole_grid() {}
-// A block arrives at such a barrier: the emulator counts it.
+// A thread arrives at such a barrier, and has passed it: the emulator counts, and what is asked for between.
 __device__ __forceinline__ void arrives_at_grid() {}
+__device__ __forceinline__ void passes_grid() {}
 
 // Memory accesses stay on their side: for loops whose loads, all hoisted, would not fit the registers.
 __device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
@@ -280,6 +281,7 @@ __forceinline__ void copy_async_wait() {
 
 __forceinline__ void need_whole_grid() { simt::need_whole_grid(); }
 __forceinline__ void arrives_at_grid() { simt::arrives_at_grid(); }
+__forceinline__ void passes_grid() { simt::passes_grid(); }
 __forceinline__ void keep_order() {}
 __forceinline__ int computed_here(int x) { return x; }
 

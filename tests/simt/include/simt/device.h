@@ -125,7 +125,8 @@ void ordered_store(void* p, uint32_t size, uint64_t value, Order order, Scope sc
 void fence(Scope scope);
 void poll();             // other threads run first
 void need_whole_grid();  // reported where the launch is not cooperative
-void arrives_at_grid();  // counted
+void arrives_at_grid();  // by all threads of a block, in front of a barrier of the grid
+void passes_grid();      // behind it
 [[noreturn]] void trap();
 
 // What devices from compute capability 9.0 on have; on an older one the launch ends here.
