@@ -322,12 +322,14 @@ def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
         "--learning-rate", "0.001", "--restart", "--threads", "1", "--seed", "5", "--max-steps", "3",
         "--draft-vocab-size", "128", "--eval-minutes", "7", "--num-eval-prompts", "2", "--device", "cpu",
         "--muon", "--acceptance-weight", "3", "--candidates", "2", "--num-columns", "4096",
+        "--data", "a.jsonl", "--data", "b.jsonl", "--temperatures", "0,0.7",
     )  # fmt: skip
     assert seen["target"] == folders[0]
     assert seen["out"] == tmp_path / "out"
     assert seen["minutes"] == 2
     assert Path(seen["init"]).name == "demo_head"
     assert seen["resume"] is False
+    assert (seen["data"], seen["temperatures"]) == ([Path("a.jsonl"), Path("b.jsonl")], (0.0, 0.7))
     assert seen["command"] == "eagle-cuda train --out 'a b'"
     assert (seen["threads"], seen["max_steps"], seen["draft_vocab_size"]) == (1, 3, 128)
     assert (seen["eval_minutes"], seen["num_eval_prompts"], seen["device"]) == (7, 2, "cpu")
@@ -350,6 +352,11 @@ def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
         (("generate", "--target", "TARGET", "--prompt", "x" * 600), "max_length"),
         (("generate", "--target", "TARGET", "--prompt", " \n"), "prompt: expected text"),
         (("generate", "--target", "TARGET", "--prompt", "x", "--tree-shape", "[/b]"), "got [/b]: "),
+        (("train", "--target", "TARGET", "--out", "OUT", "--temperatures", "0,warm"), "got '0,warm'"),
+        (
+            ("train", "--target", "TARGET", "--out", "OUT", "--temperatures", "-1"),
+            "expected some of at least",
+        ),
         (("generate", "--target", "TARGET", "--prompt", "x", "--tree-shape", "[[0]]" * 99), "got [[0]][[0]]"),
     ],
 )

@@ -13,73 +13,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from eagle_decode.models.checkpoint import Checkpoint, complete_config
 from eagle_decode.train import data, recipe
-from eagle_decode.train.evaluate import (
-    Drafter,
-    Reference,
-    TreeShape,
-    acceptance,
-    accepted_length,
-    greedy_references,
-)
+from eagle_decode.train.evaluate import Drafter, TreeShape, acceptance, write_references
 from eagle_decode.train.export import export_head, head_tensors, import_head
 from eagle_decode.train.features import FeatureStore, extract_features, feature_rms
 from eagle_decode.train.head import EagleHead, HeadConfig, change_vocabulary, rescale_features, warm_start
 from eagle_decode.train.loss import collate, make_batches, unrolled_loss
 from eagle_decode.train.target import TorchTarget, product_dtype
 from eagle_decode.train.trainer import Settings, Trainer
-
-VOCAB, STOP = 48, 2
-
-
-def tiny_checkpoint(family: str = "llama", seed: int = 0, vocab_size: int = VOCAB) -> Checkpoint:
-    """A random target of 7 layers, the fewest with three distinct feature layers."""
-    config = complete_config(
-        {
-            "model_type": family,
-            "hidden_size": 32,
-            "intermediate_size": 40,
-            "num_hidden_layers": 7,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "vocab_size": vocab_size,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": True,
-            "eos_token_id": STOP,
-            "sliding_window": 6 if family == "mistral" else None,
-        },
-        "tiny",
-    )
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
-
-    tensors = {"model.embed_tokens.weight": 6 * draw(vocab_size, 32), "model.norm.weight": 1 + 0.1 * draw(32)}
-    for i in range(7):
-        layer, attention = f"model.layers.{i}.", f"model.layers.{i}.self_attn."
-        tensors |= {
-            layer + f"{name}.weight": 1 + draw(32) for name in ("input_layernorm", "post_attention_layernorm")
-        }
-        tensors |= {
-            attention + "q_proj.weight": draw(32, 32),
-            attention + "k_proj.weight": draw(16, 32),
-            attention + "v_proj.weight": draw(16, 32),
-            attention + "o_proj.weight": draw(32, 32),
-            layer + "mlp.gate_proj.weight": draw(40, 32),
-            layer + "mlp.up_proj.weight": draw(40, 32),
-            layer + "mlp.down_proj.weight": draw(32, 40),
-        }
-        if family == "qwen2":
-            tensors |= {
-                attention + f"{name}_proj.bias": draw(rows)
-                for name, rows in (("q", 32), ("k", 16), ("v", 16))
-            }
-        if family == "qwen3":
-            tensors |= {attention + f"{name}_norm.weight": 1 + draw(8) for name in ("q", "k")}
-    return Checkpoint(config, tensors, Path("tiny"))
+from tiny_target import STOP, VOCAB, random_head, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -94,18 +36,6 @@ def dialogues(target) -> list[data.Dialogue]:
     prompts = [[chooser.randrange(3, VOCAB) for _ in range(chooser.randint(3, 7))] for _ in range(40)]
     answers = data.sample_batch(target, prompts, [0.7] * 40, 20, [STOP], generator)
     return [data.Dialogue(tuple(p), tuple(a)) for p, a in zip(prompts, answers, strict=True) if len(a) >= 8]
-
-
-def random_head(draft_vocab_size: int = 32, seed: int = 1) -> EagleHead:
-    """A head with random weights, norms and draft ids, so that no term of the pass is trivial."""
-    torch.manual_seed(seed)
-    head = EagleHead(HeadConfig.for_target(tiny_checkpoint().config, draft_vocab_size))
-    with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1))
-        head.draft_ids.copy_(torch.randperm(VOCAB)[:draft_vocab_size].sort().values)
-        head.feature_scale.uniform_(0.5, 2.0)
-    return head
 
 
 # ---- the target
@@ -378,55 +308,6 @@ def test_damaged_heads_are_refused_by_name(tmp_path):
     refuses(good | {"t2d": good["t2d"].roll(1)}, "d2t and t2d")
 
 
-# ---- acceptance
-
-
-def test_draft_tree_holds_the_most_probable_paths(target):
-    """Against all paths by brute force: with top_k = Vd nothing is pruned, so the best nodes are known."""
-    head = random_head(draft_vocab_size=4)
-    features, tokens = torch.randn(3, 96), torch.tensor([5, 6, 7])
-    drafter = Drafter(head, target.embedding)
-    with torch.inference_mode():
-        drafter.extend(tokens, features)
-        got_tokens, got_parents = drafter.draft(TreeShape(levels=2, top_k=4, num_nodes=9))
-        first = head.logits(drafter.hidden)[0, 0].log_softmax(-1)
-        scores = {(i,): first[i].item() for i in range(4)}
-        for i in range(4):
-            embedded = target.embedding[head.draft_ids[i]][None, None]
-            hidden, _ = head.step(embedded, drafter.hidden, torch.tensor([[3]]), drafter.cache, None)
-            second = head.logits(hidden)[0, 0].log_softmax(-1)
-            scores |= {(i, j): (first[i] + second[j]).item() for j in range(4)}
-    best = sorted(scores, key=scores.get, reverse=True)[:8]
-    expected = {tuple(head.draft_ids[list(path)].tolist()) for path in best}
-    paths = []
-    for token, parent in zip(got_tokens, got_parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    assert set(paths) == expected
-
-
-def test_accepted_length_walks_the_tree():
-    tokens, parents = [5, 9, 7, 9], [-1, -1, 0, 2]
-    assert accepted_length(tokens, parents, [5, 7, 9, 1]) == 3
-    assert accepted_length(tokens, parents, [9, 7]) == 1
-    assert accepted_length(tokens, parents, [4]) == 0
-
-
-def test_acceptance_counts_the_tokens_of_a_cycle(target):
-    """A tree that holds every token is always right at each of its levels; an empty vocabulary match is 1 a
-    cycle.
-    """
-    prompt = [3, 4, 5]
-    references = greedy_references(target, [prompt], 11, [VOCAB + 1], (2, 3, 4))
-    assert len(references[0].tokens) == 14
-    everything = random_head(draft_vocab_size=VOCAB)
-    wide = TreeShape(levels=1, top_k=VOCAB, num_nodes=VOCAB + 1)
-    assert acceptance(everything, target.embedding, references, wide) == 2.0  # 10 tokens in cycles of 2
-    reference = Reference(torch.tensor([3, 4, 5, *[9] * 8]), 3, references[0].features[:11])
-    never = random_head(draft_vocab_size=8)
-    never.draft_ids.copy_(torch.arange(20, 28))
-    assert acceptance(never, target.embedding, [reference], TreeShape(3, 4, 8)) == 1.0
-
-
 # ---- the loop
 
 
@@ -470,7 +351,7 @@ def test_a_checkpoint_of_other_settings_is_refused(target, dialogues, tmp_path):
 
 def test_training_raises_the_acceptance(target, dialogues, tmp_path):
     trainer = small_trainer(target, dialogues, tmp_path, Settings(batch_tokens=250, learning_rate=1e-2))
-    references = greedy_references(target, [list(d.prompt) for d in dialogues[:4]], 24, [STOP], (2, 3, 4))
+    references = write_references(target, [list(d.prompt) for d in dialogues[:4]], 24, [STOP], (2, 3, 4))
     shape, losses = TreeShape(levels=3, top_k=2, num_nodes=6), []
     before = acceptance(trainer.averaged_head(), target.embedding, references, shape)
     for step in range(60):

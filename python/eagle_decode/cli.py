@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 # Before torch is imported: its workers sleep between operations instead of spinning against ours
@@ -19,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from eagle_decode.loading import TreeOptions, head_folder, open_engine
+from eagle_decode.train_command import TargetOption, train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +26,6 @@ app = typer.Typer(
     help="Generate faster with EAGLE drafting; the text stays that of plain decoding, token for token.",
 )
 
-TargetOption = Annotated[str, typer.Option(help="Hugging Face folder, .gguf file, or smollm2-135m")]
 HeadOption = Annotated[str | None, typer.Option(help="folder of a draft head, or `demo` for the shipped one")]
 HeadFormatOption = Annotated[
     str | None, typer.Option(help="quantise the head's weights: fp8, int8, int4 or int8_dynamic")
@@ -266,78 +264,7 @@ def inspect(
     Console().print(shown, markup=False)
 
 
-@app.command()
-def train(
-    target: TargetOption,
-    out: Annotated[Path, typer.Option(help="folder of the trained head")],
-    minutes: Annotated[float, typer.Option(help="wall-clock budget of the whole run")] = 60.0,
-    data: Annotated[
-        Path | None, typer.Option(help="dialogues to train on; without it the target writes its own")
-    ] = None,
-    prompts: Annotated[Path | None, typer.Option(help="user turns for the target to answer first")] = None,
-    init: Annotated[str | None, typer.Option(help="folder of a head to continue from, or `demo`")] = None,
-    eval_prompts: Annotated[Path | None, typer.Option(help="prompts to measure on, never trained on")] = None,
-    num_eval_prompts: int = 12,
-    draft_vocab_size: Annotated[
-        int | None, typer.Option(help="tokens that the head can draft; default: those of --init, else 8192")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
-    threads: int | None = None,
-    work_dir: Annotated[
-        Path | None, typer.Option(help="text, features, checkpoints; default: beside --out")
-    ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="ignore a checkpoint in the work folder")
-    ] = False,
-    max_steps: int | None = None,
-    eval_minutes: float = 12.0,
-    learning_rate: float | None = None,
-    batch_tokens: int | None = None,
-    acceptance_weight: Annotated[
-        float | None, typer.Option(help="of -log(acceptance) beside the cross-entropy")
-    ] = None,
-    candidates: Annotated[int | None, typer.Option(help="a level, that acceptance counts on")] = None,
-    num_columns: Annotated[
-        int | None, typer.Option(help="of a larger draft vocabulary, that each step computes")
-    ] = None,
-    muon: Annotated[bool, typer.Option("--muon", help="Muon for the layer's matrices")] = False,
-    seed: int = 0,
-) -> None:
-    """Trains an EAGLE-3 head for a target. Can be interrupted, and goes on where it was when run again."""
-    from eagle_decode.train import Settings
-    from eagle_decode.train import train as run
-
-    chosen = {
-        "learning_rate": learning_rate,
-        "batch_tokens": batch_tokens,
-        "acceptance_weight": acceptance_weight,
-        "candidates": candidates,
-        "num_columns": num_columns,
-    }
-    settings = Settings(
-        muon=muon, seed=seed, **{name: value for name, value in chosen.items() if value is not None}
-    )
-    console = Console(highlight=False)
-    run(
-        target,
-        out,
-        minutes=minutes,
-        data=data,
-        prompts=prompts,
-        init=head_folder(init) if init else None,
-        eval_prompts=eval_prompts,
-        num_eval_prompts=num_eval_prompts,
-        draft_vocab_size=draft_vocab_size,
-        device=device,
-        threads=threads,
-        work_dir=work_dir,
-        resume=not restart,
-        settings=settings,
-        max_steps=max_steps,
-        eval_minutes=eval_minutes,
-        command="eagle-cuda " + shlex.join(sys.argv[1:]),
-        report=lambda line: console.print(line, markup=False, soft_wrap=True),
-    )
+app.command()(train)
 
 
 @app.command()

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eagle_cuda.sampling import gumbel_noise
 from eagle_decode.models.tokenizer import bare_user_prefix, chat_prompt
 from eagle_decode.train.target import TorchTarget
 
@@ -79,13 +80,15 @@ def sample_batch(
     temperatures: list[float],
     max_new_tokens: int,
     stops: list[int],
-    generator: torch.Generator,
+    chance: torch.Generator | list[int],
     top_k: int | None = None,
 ) -> list[list[int]]:
     """Continues every prompt at its own temperature (0 greedy), up to and including the first stop token.
 
     Draws from the whole distribution unless `top_k` says otherwise: at temperature 1 a tenth of the tokens
     may come from behind the 64 likeliest, and a head that never read what follows them cannot draft there.
+    chance: where the draws come from; seeds, one a prompt, make them those of the engine (its noise, on
+    logits of this target).
 
     Prompts are padded on the left; requests that have ended leave the batch once they are a sixth of it.
     """
@@ -115,7 +118,11 @@ def sample_batch(
     request = list(range(len(prompts)))
     stop_ids = torch.tensor(stops, device=device)
     for step in range(max_new_tokens):
-        chosen = _draw(logits.float(), heat, top_k, generator)
+        drawn = chance
+        if isinstance(chance, list):
+            seeds, at = torch.tensor([chance[i] for i in request]), (lengths + step).int().cpu()
+            drawn = gumbel_noise(seeds, at, logits.shape[-1]).to(device)
+        chosen = _draw(logits.float(), heat, top_k, drawn)
         for index, token in zip(request, chosen.tolist(), strict=True):
             answers[index].append(token)
         going = ~torch.isin(chosen, stop_ids)
@@ -141,13 +148,16 @@ def sample_batch(
     return [_until_stop(answer, stops) for answer in answers]
 
 
-def _draw(logits: Tensor, heat: Tensor, top_k: int | None, generator: torch.Generator) -> Tensor:
-    """Logits [N, V], temperatures [N] (0 greedy) -> tokens [N]."""
+def _draw(logits: Tensor, heat: Tensor, top_k: int | None, chance: torch.Generator | Tensor) -> Tensor:
+    """Logits [N, V], temperatures [N] (0 greedy), a generator or Gumbel noise [N, V] -> tokens [N]."""
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k, -1).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
     weights = (logits / heat.clamp(min=1e-3)[:, None]).softmax(-1)
-    drawn = torch.multinomial(weights, 1, generator=generator)[:, 0]
+    if isinstance(chance, Tensor):
+        drawn = (logits + heat[:, None] * chance).argmax(-1)
+    else:
+        drawn = torch.multinomial(weights, 1, generator=chance)[:, 0]
     return torch.where(heat > 0, drawn, logits.argmax(-1))
 
 
@@ -186,12 +196,13 @@ def generate_dialogues(
     max_new_tokens: int = 224,
     batch_size: int = 128,
     seed: int = 0,
+    temperatures: tuple[float, ...] = ANSWER_TEMPERATURES,
 ) -> Iterator[int]:
     """Appends dialogues to the file `out` until `seconds` have passed (one batch at least); yields the
     response tokens of each batch.
 
-    Given prompts are answered once each, at one temperature each, before the target invents user turns by
-    itself.
+    Given prompts are answered once each, at one of the temperatures each, before the target invents user
+    turns by itself.
     """
     started, generator = time.monotonic(), torch.Generator(target.device).manual_seed(seed)
     chooser, waiting = random.Random(seed), list(prompts or [])
@@ -210,10 +221,10 @@ def generate_dialogues(
                 raise ValueError("the target invents no usable user turns from its chat prefix: pass prompts")
             continue
         encoded.sort(key=len)
-        temperatures = [chooser.choice(ANSWER_TEMPERATURES) for _ in encoded]
-        answers = sample_batch(target, encoded, temperatures, max_new_tokens, stops, generator)
+        heats = [chooser.choice(temperatures) for _ in encoded]
+        answers = sample_batch(target, encoded, heats, max_new_tokens, stops, generator)
         with open(out, "a", encoding="utf-8") as file:
-            for prompt, answer, heat in zip(encoded, answers, temperatures, strict=True):
+            for prompt, answer, heat in zip(encoded, answers, heats, strict=True):
                 file.write(json.dumps({"p": prompt, "r": answer, "k": source, "T": heat}) + "\n")
         written = True
         yield sum(map(len, answers))

@@ -1,8 +1,9 @@
-"""Acceptance length of a head, measured without an engine: teacher-forced along the target's own greedy text.
+"""Acceptance length of a head, measured without an engine: teacher-forced along the target's own text.
 
-The target writes its greedy answer once; then drafting is replayed along it: draft a tree at the committed
-prefix, walk it along the known continuation, commit what matched plus one token, repeat. The number of tokens
-per cycle is that of greedy speculative decoding, at the cost of the drafts alone.
+The target writes its answer once; then drafting is replayed along it: draft a tree at the committed prefix,
+walk it along the known continuation, commit what matched plus one token, repeat. The number of tokens per
+cycle is that of speculative decoding, at the cost of the drafts alone: of greedy decoding, and of sampling at
+temperature 1 with coupled drafts (docs/coupled_drafting.md, all of the noise).
 
     python -m eagle_decode.train.evaluate --target smollm2-135m --head my_head --prompts prompts.jsonl
 """
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eagle_cuda.sampling import gumbel_noise
 from eagle_decode.train.data import read_prompts, sample_batch
 from eagle_decode.train.head import EagleHead
 from eagle_decode.train.target import TorchTarget
@@ -24,11 +26,16 @@ from eagle_decode.train.target import TorchTarget
 
 @dataclass
 class Reference:
-    """A greedy answer: tokens [n] int64 of prompt and answer, the prompt's length, features [n, F]."""
+    """An answer at a temperature (0: greedy), with the noise of `seed`.
+
+    tokens [n] int64 of prompt and answer, the prompt's length, features [n, F].
+    """
 
     tokens: Tensor
     prompt_length: int
     features: Tensor
+    temperature: float = 0.0
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,31 +54,38 @@ SHAPES = {"chain of 4": CHAIN_4, "tree of 8": TREE_8, "tree of 32": TREE_32}
 
 
 @torch.inference_mode()
-def greedy_references(
+def write_references(
     target: TorchTarget,
     prompts: list[list[int]],
     max_new_tokens: int,
     stops: list[int],
     layers: tuple[int, ...],
+    temperature: float = 0.0,
 ) -> list[Reference]:
-    """Greedy answers of the target to tokenised prompts, with their features."""
-    generator = torch.Generator(target.device).manual_seed(0)
+    """Answers of the target to tokenised prompts, with their features; above temperature 0 the i-th one is
+    what seed i decides.
+    """
     references = []
     for at in range(0, len(prompts), 16):
         group = prompts[at : at + 16]
-        answers = sample_batch(target, group, [0.0] * len(group), max_new_tokens, stops, generator)
-        for prompt, answer in zip(group, answers, strict=True):
+        seeds = list(range(at, at + len(group)))
+        answers = sample_batch(target, group, [temperature] * len(group), max_new_tokens, stops, seeds)
+        for prompt, answer, seed in zip(group, answers, seeds, strict=True):
             tokens = torch.tensor(prompt + answer)
             _, captured = target.forward(tokens[None], torch.arange(len(tokens))[None], capture=layers)
-            references.append(Reference(tokens, len(prompt), torch.cat(captured, -1)[0]))
+            features = torch.cat(captured, -1)[0]
+            references.append(Reference(tokens, len(prompt), features, temperature, seed))
     return references
 
 
 class Drafter:
-    """Drafts trees with a torch head after a growing committed prefix (one request)."""
+    """Drafts trees with a torch head after a growing committed prefix (one request), above temperature 0
+    with the target's noise.
+    """
 
-    def __init__(self, head: EagleHead, embedding: Tensor):
+    def __init__(self, head: EagleHead, embedding: Tensor, temperature: float = 0.0, seed: int = 0):
         self.head, self.embedding = head, embedding.float()
+        self.temperature, self.seed = temperature, seed
         self.cache, self.committed = None, 0
 
     def extend(self, next_tokens: Tensor, features: Tensor) -> None:
@@ -85,6 +99,16 @@ class Drafter:
         self.committed += count
         self.hidden = output[:, -1:]
 
+    def _best(self, hidden: Tensor, level: int, k: int) -> tuple[Tensor, Tensor]:
+        """Of rows [1, R, H] at a level: the k best scores and their draft ids, each [R, k]."""
+        logits = self.head.logits(hidden)[0].float()
+        if self.temperature > 0:
+            # Features of position t and the token t + 1 were committed last: the root's child is token t + 2.
+            position = torch.tensor([self.committed + 1 + level], dtype=torch.int32)
+            noise = gumbel_noise(torch.tensor([self.seed]), position, self.head.config.vocab_size)
+            logits = logits + self.temperature * noise.to(logits.device)[0, self.head.draft_ids]
+        return logits.log_softmax(-1).topk(k, -1)
+
     def draft(self, shape: TreeShape) -> tuple[list[int], list[int]]:
         """Returns tokens and parents (-1: the root) of the kept draft nodes, parents first.
 
@@ -92,7 +116,7 @@ class Drafter:
         probability, and the best `num_nodes` - 1 candidates of all levels are kept.
         """
         head, k, device = self.head, shape.top_k, self.hidden.device
-        values, ids = head.logits(self.hidden)[0].float().log_softmax(-1).topk(k, -1)
+        values, ids = self._best(self.hidden, 0, k)
         tokens, scores = [head.draft_ids[ids[0]]], [values[0]]
         parents = [torch.full((k,), -1, device=device)]
         frontier = torch.arange(k, device=device)  # candidate index of each node being expanded
@@ -105,7 +129,7 @@ class Drafter:
             positions = torch.full((1, k), self.committed + level - 1, device=device)
             embedded = self.embedding[all_tokens[frontier]][None]
             hidden, cache = head.step(embedded, hidden, positions, cache, mask)
-            values, ids = head.logits(hidden)[0].float().log_softmax(-1).topk(k, -1)
+            values, ids = self._best(hidden, level, k)
             level_scores = (values + all_scores[frontier][:, None]).reshape(-1)
             tokens.append(head.draft_ids[ids].reshape(-1))
             scores.append(level_scores)
@@ -136,10 +160,11 @@ def accepted_length(tokens: list[int], parents: list[int], continuation: list[in
 
 @torch.inference_mode()
 def acceptance(head: EagleHead, embedding: Tensor, references: list[Reference], shape: TreeShape) -> float:
-    """Tokens per cycle of greedy decoding over all references (1.0: every draft was wrong)."""
+    """Tokens per cycle over all references (1.0: every draft was wrong)."""
     cycles, produced = 0, 0
     for reference in references:
-        tokens, drafter = reference.tokens, Drafter(head, embedding)
+        tokens = reference.tokens
+        drafter = Drafter(head, embedding, reference.temperature, reference.seed)
         committed, length = reference.prompt_length, len(reference.tokens)
         while committed + 1 < length:
             rows = slice(drafter.committed, committed)
@@ -150,6 +175,16 @@ def acceptance(head: EagleHead, embedding: Tensor, references: list[Reference], 
             produced += min(accepted + 1, len(continuation))
             committed += accepted + 1
     return produced / max(cycles, 1)
+
+
+def figures(head: EagleHead, embedding: Tensor, references: list[Reference]) -> dict[str, float]:
+    """Tokens per cycle of every shape along the greedy references, and of the largest along those above."""
+    greedy = [reference for reference in references if not reference.temperature]
+    found = {name: acceptance(head, embedding, greedy, shape) for name, shape in SHAPES.items()}
+    for temperature in sorted({reference.temperature for reference in references} - {0.0}):
+        hot = [reference for reference in references if reference.temperature == temperature]
+        found[f"tree of 32 at T = {temperature:g}"] = acceptance(head, embedding, hot, TREE_32)
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -171,11 +206,10 @@ def main(arguments: list[str] | None = None) -> int:
     head = import_head(chosen.head).to(chosen.device).eval()
     prompts = [chat_prompt(tokenizer, text) for text in read_prompts(chosen.prompts)[: chosen.num_prompts]]
     stops = stop_token_ids(tokenizer, checkpoint.config)
-    references = greedy_references(target, prompts, chosen.max_new_tokens, stops, head.config.feature_layers)
-    figures = {
-        name: round(acceptance(head, target.embedding, references, s), 3) for name, s in SHAPES.items()
-    }
-    print(json.dumps({"prompts": len(prompts), "tokens_per_cycle": figures}))
+    written = chosen.max_new_tokens, stops, head.config.feature_layers
+    references = [r for heat in (0.0, 1.0) for r in write_references(target, prompts, *written, heat)]
+    found = figures(head, target.embedding, references)
+    print(json.dumps({"prompts": len(prompts), "tokens_per_cycle": found}))
     return 0
 
 

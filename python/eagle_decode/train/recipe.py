@@ -14,7 +14,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,13 +22,14 @@ import torch
 from eagle_decode.models.checkpoint import load_checkpoint
 from eagle_decode.models.tokenizer import chat_prompt, load_tokenizer, stop_token_ids
 from eagle_decode.train.data import (
+    ANSWER_TEMPERATURES,
     Dialogue,
     choose_draft_vocabulary,
     generate_dialogues,
     read_dialogues,
     read_prompts,
 )
-from eagle_decode.train.evaluate import SHAPES, Reference, acceptance, greedy_references
+from eagle_decode.train.evaluate import Reference, figures, write_references
 from eagle_decode.train.export import export_head, import_head
 from eagle_decode.train.features import FeatureStore, feature_rms
 from eagle_decode.train.head import (
@@ -47,7 +48,8 @@ def train(
     out: str | Path,
     *,
     minutes: float = 60.0,
-    data: str | Path | None = None,
+    data: str | Path | Sequence[str | Path] | None = None,
+    temperatures: tuple[float, ...] = ANSWER_TEMPERATURES,
     prompts: str | Path | None = None,
     init: str | Path | None = None,
     eval_prompts: str | Path | None = None,
@@ -69,7 +71,8 @@ def train(
     target: folder, .gguf file or packaged name (see `resolve_target`).
     minutes: wall-clock budget of the whole run, writing text and extracting features included; the learning
         rate falls to almost zero over it. A resumed run spends what is left.
-    data: dialogue file (see `data.py`); without it the target writes dialogues for 40 % of the time.
+    data: dialogue files (see `data.py`); without any the target writes dialogues for 40 % of the time.
+    temperatures: of the answers that it writes, each as often.
     prompts: file of user turns that the target answers before it invents its own.
     init: folder of an exported head to continue from; its feature layers are kept, and its draft vocabulary
         unless `draft_vocab_size` asks for another size: then rows of tokens that it lacks are guessed from
@@ -89,6 +92,8 @@ def train(
     """
     started = time.monotonic()
     settings = settings or Settings()
+    if not temperatures or min(temperatures) < 0:
+        raise ValueError(f"temperatures: expected some of at least 0, got {list(temperatures)}")
     for name in ("candidates", "num_columns"):
         if (value := getattr(settings, name)) < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
@@ -111,7 +116,12 @@ def train(
     )
 
     budget = minutes * 60 - spent
-    dialogues = _dialogues(model, tokenizer, stops, data, prompts, work, 0.4 * budget, settings.seed, report)
+    if data is None:
+        written = {"stops": stops, "seconds": 0.4 * budget, "seed": settings.seed}
+        written |= {"temperatures": temperatures, "prompts": read_prompts(prompts) if prompts else None}
+        data = _write_dialogues(model, tokenizer, work, report, **written)
+    paths = [data] if isinstance(data, (str, Path)) else data
+    dialogues = [dialogue for path in paths for dialogue in read_dialogues(path)]
     training, held_out = _hold_out(dialogues, 0 if eval_prompts else num_eval_prompts)
     if eval_prompts:
         held_out = [chat_prompt(tokenizer, text) for text in read_prompts(eval_prompts)[:num_eval_prompts]]
@@ -147,11 +157,14 @@ def train(
     if resume and state_path.is_file():
         trainer.restore(state_path)
         report(f"resumed at step {trainer.step_count}, {trainer.tokens_seen} tokens")
-    references = greedy_references(model, held_out, 128, stops, layers)
+    references = [
+        reference
+        for heat in (0.0, 1.0)
+        for reference in write_references(model, held_out, 128, stops, layers, heat)
+    ]
     run = _Run(trainer, references, work, state_path, started - spent, minutes * 60, max_steps, report)
     run.loop(eval_minutes * 60, checkpoint_minutes * 60)
-    figures = run.measure("final")
-    notes = _notes(command, checkpoint.source.name, trainer, sum(map(len, training)), figures)
+    notes = _notes(command, checkpoint.source.name, trainer, sum(map(len, training)), run.measure("final"))
     export_head(trainer.averaged_head(), out, notes)
     report(f"exported to {out}")
     return out
@@ -206,20 +219,17 @@ class _Run:
     def measure(self, label: str) -> dict:
         """Acceptance lengths of the averaged weights on held-out prompts; kept in `figures.jsonl` too."""
         head, trainer = self.trainer.averaged_head(), self.trainer
-        figures = {
-            name: round(acceptance(head, trainer.embedding, self.references, shape), 3)
-            for name, shape in SHAPES.items()
-        }
-        figures |= {
+        found = figures(head, trainer.embedding, self.references)
+        found |= {
             "label": label,
             "minutes": round(trainer.seconds / 60, 1),
             "step": trainer.step_count,
             "tokens": trainer.tokens_seen,
         }
-        self.report("tokens per cycle " + json.dumps(figures))
+        self.report("tokens per cycle " + json.dumps(found))
         with open(self.work / "figures.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(figures) + "\n")
-        return figures
+            file.write(json.dumps(found) + "\n")
+        return found
 
     def _seconds_left(self, progress: float) -> float:
         if self.max_steps is None:
@@ -270,23 +280,18 @@ def _spent_seconds(work: Path) -> float:
     )
 
 
-def _dialogues(model, tokenizer, stops, data, prompts, work: Path, seconds, seed, report) -> list[Dialogue]:
-    """Dialogues from `data`, else from the work folder, written there first unless a former run did so."""
-    if data is not None:
-        return read_dialogues(data)
+def _write_dialogues(model, tokenizer, work: Path, report, *, seconds: float, **settings) -> Path:
+    """The dialogue file of the work folder, written now unless a former run has finished it."""
     path, finished = work / "dialogues.jsonl", work / "dialogues.finished"
     if not finished.is_file():
-        turns = read_prompts(prompts) if prompts else None
         total, started = 0, time.monotonic()
-        for count in generate_dialogues(
-            model, tokenizer, path, stops=stops, seconds=seconds, prompts=turns, seed=seed
-        ):
+        for count in generate_dialogues(model, tokenizer, path, seconds=seconds, **settings):
             total += count
             rate = total / (time.monotonic() - started)
             left = (seconds - time.monotonic() + started) / 60
             report(f"writing dialogues: {total} answer tokens, {rate:.0f} a second, {left:.1f} min left")
         finished.touch()
-    return read_dialogues(path)
+    return path
 
 
 def _hold_out(dialogues: list[Dialogue], count: int) -> tuple[list[Dialogue], list[list[int]]]:
@@ -299,13 +304,14 @@ def _hold_out(dialogues: list[Dialogue], count: int) -> tuple[list[Dialogue], li
     return training, [list(prompt) for prompt in distinct if prompt in chosen]
 
 
-def _notes(command: str | None, target: str, trainer: Trainer, tokens: int, figures: dict) -> str:
-    measured = ", ".join(f"{name} {value}" for name, value in figures.items() if isinstance(value, float))
+def _notes(command: str | None, target: str, trainer: Trainer, tokens: int, found: dict) -> str:
+    measured = ", ".join(f"{name} {value}" for name, value in found.items() if " of " in name)
     return (
         f"# EAGLE-3 head for {target}\n\n"
         f"Made by:\n\n    {command or 'eagle_decode.train.train(...)'}\n\n"
         f"Text: {tokens} tokens of dialogues that the target itself wrote.\n"
         f"Training: {trainer.seconds / 60:.0f} minutes, {trainer.step_count} steps, "
         f"{trainer.tokens_seen} tokens (repeats counted).\n"
-        f"Tokens per cycle, teacher-forced on held-out prompts, 128 greedy tokens: {measured}.\n"
+        f"Tokens per cycle, teacher-forced on held-out prompts, 128 tokens, greedy but where T is named: "
+        f"{measured}.\n"
     )
