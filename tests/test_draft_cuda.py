@@ -194,7 +194,10 @@ def one_cycle(case, dtype, batch, top_k, levels, temperature, shape=None, compos
 @pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[pytest.mark.unchecked] * (case[4] == 31)) for case in CASES],
+    [
+        *(pytest.param(case, marks=[pytest.mark.unchecked] * (case[4] == 31)) for case in CASES[:4]),
+        *(pytest.param(case, marks=pytest.mark.full) for case in CASES[4:]),
+    ],
     ids=lambda c: f"{c[0][0]}-{c[1]}-{c[2]}x{c[3]}x{c[4]}",
 )
 def test_draft_equals_its_ops_called_one_by_one(case):
@@ -255,7 +258,7 @@ def test_extend_draft_equals_its_ops_called_one_by_one(case):
 
 
 @pytest.mark.op("draft", "extend_draft")
-@pytest.mark.parametrize("device", [(3, 90), (132, 86)])
+@pytest.mark.parametrize("device", [(3, 90), pytest.param((132, 86), marks=pytest.mark.full)])
 def test_bits_do_not_depend_on_the_device(simulator, device):
     """Another number of multiprocessors, less shared memory: other grids and splits everywhere."""
     _, got, _ = one_cycle(*CASES[2], composed=False)

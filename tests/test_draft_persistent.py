@@ -177,7 +177,7 @@ def test_levels_that_end_early_give_what_all_give(max_nodes, kernels):
 
 
 @pytest.mark.op("draft")
-@pytest.mark.parametrize("device", [(1, 90), (5, 86)])
+@pytest.mark.parametrize("device", [(5, 86), pytest.param((1, 90), marks=pytest.mark.full)])
 def test_bits_do_not_depend_on_the_number_of_blocks(device, simulator):
     _, tree = run(TELLING["EAGLE-3"])
     with simulator.device(multiprocessors=device[0], compute_capability=device[1]):
@@ -324,7 +324,7 @@ BESIDE_ATTENTION = lines_of("cuda/draft/layer_work.cuh", "prefetch_o")  # before
 
 @pytest.mark.unchecked
 @pytest.mark.op("draft")
-@pytest.mark.parametrize("form", ["bf16", "int4"])
+@pytest.mark.parametrize("form", ["bf16", pytest.param("int4", marks=pytest.mark.full)])
 def test_weights_come_while_rows_attend(form, simulator):
     """Those of o as a whole, where they fit beside what attention keeps; else as far as they do, and the rest
     when it is over. Without bulk copies none."""

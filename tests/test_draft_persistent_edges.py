@@ -128,7 +128,7 @@ def test_a_batch_without_anybody(kernels):
     [
         (EAGLE3, 8, {"top_k": 8, "levels": 3, "max_nodes": 40}),
         (EAGLE31, 5, {"top_k": 1, "levels": 6, "max_nodes": 7}),
-        (QWEN, 2, {"top_k": 32, "levels": 2, "max_nodes": 256}),
+        pytest.param(QWEN, 2, {"top_k": 32, "levels": 2, "max_nodes": 256}, marks=pytest.mark.full),
         pytest.param(
             *(EAGLE3, 1, {"top_k": 32, "levels": 8, "max_nodes": 256}),
             marks=pytest.mark.unchecked,
