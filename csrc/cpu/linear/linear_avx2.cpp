@@ -1,6 +1,8 @@
 // linear's kernels for AVX2 with FMA and F16C.
 #include <immintrin.h>
 
+#include <utility>
+
 #include "cpu/linear/multiply_impl.h"
 #include "cpu/linear/topk_impl.h"
 
@@ -16,71 +18,154 @@ struct IntegerPair {
 
 __m256i load_bytes(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-struct FloatSums {
+// A step of a format is kStepK k of 16 outputs, which `decode<k>` takes one by one out of a panel's
+// `Weights`.
+//
+// 16 registers hold the sums of two rows and both panels, or of six rows and one panel, beside a decoded k
+// and an input. So more than two rows meet one panel after the other, and each decoded k serves all of them.
+// The hardware's prefetch does not follow half of a stream: the first pass asks for what both will need (Zen
+// 3, six rows of bf16: 5 GB/s without, 13 with; 16 at one row).
+template <class Format>
+struct Floats : Format {
   using Element = float;
   using Sum = Pair;
-  static constexpr int kMaxRows = 2, kPrefetchRows = 9;
-  static Sum zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-  static void add(Sum& sum, __m256 low, __m256 high, __m256 x) {
-    sum.low = _mm256_fmadd_ps(low, x, sum.low);
-    sum.high = _mm256_fmadd_ps(high, x, sum.high);
+  using Weights = typename Format::Weights;
+  static constexpr int kMaxRows = Format::kMaxRows, kAheadBytes = 1024;
+
+  static void add(Sum& sum, const Pair& w, __m256 x) {
+    sum.low = _mm256_fmadd_ps(w.low, x, sum.low);
+    sum.high = _mm256_fmadd_ps(w.high, x, sum.high);
   }
-  static void store(const Sum& sum, float* out) {
-    _mm256_storeu_ps(out, sum.low);
-    _mm256_storeu_ps(out + 8, sum.high);
+
+  // sums[row][32] of kRows rows and one group.
+  template <int kRows>
+  static void dot(const char* weight, const char* rows, int64_t row_stride, int64_t steps, const char*,
+                  int64_t, float* sums) {
+    const float* row[kRows];
+    for (int r = 0; r < kRows; ++r) row[r] = reinterpret_cast<const float*>(rows + r * row_stride);
+    if constexpr (kRows <= 2) {
+      dot_panels<kRows, 0, kGroupPanels>(weight, row, steps, sums);
+    } else {
+      dot_panels<kRows, 0, 1>(weight, row, steps, sums);
+      dot_panels<kRows, 1, 2>(weight, row, steps, sums);
+    }
+  }
+
+ private:
+  // Panels [kFirst, kEnd).
+  template <int kRows, int kFirst, int kEnd>
+  static void dot_panels(const char* weight, const float* const (&row)[kRows], int64_t steps, float* sums) {
+    Sum sum[kRows][kEnd - kFirst];
+    if constexpr (Format::kScales == Scales::kBlock) {
+      for (int r = 0; r < kRows; ++r)
+        for (int i = kFirst * kBlock; i < kEnd * kBlock; ++i) sums[r * kGroupRows + i] = 0.0f;
+      for (int64_t s = 0; s < steps; s += kInt4BlockSteps) {
+        run<kRows, kFirst, kEnd>(weight + kInt4ScaleBytes, row, s, kInt4BlockSteps, sum);
+        for (int p = kFirst; p < kEnd; ++p) {
+          const Pair scale = Format::load_scales(weight + p * kInt4ScaleBytes / 2);
+          for (int r = 0; r < kRows; ++r) {
+            float* const total = sums + (r * kGroupPanels + p) * kBlock;
+            const Sum& block = sum[r][p - kFirst];
+            _mm256_storeu_ps(total, _mm256_fmadd_ps(block.low, scale.low, _mm256_loadu_ps(total)));
+            _mm256_storeu_ps(total + 8, _mm256_fmadd_ps(block.high, scale.high, _mm256_loadu_ps(total + 8)));
+          }
+        }
+        weight += kInt4BlockBytes;
+      }
+    } else {
+      run<kRows, kFirst, kEnd>(weight, row, 0, steps, sum);
+      for (int r = 0; r < kRows; ++r)
+        for (int p = kFirst; p < kEnd; ++p) {
+          float* const out = sums + (r * kGroupPanels + p) * kBlock;
+          _mm256_storeu_ps(out, sum[r][p - kFirst].low);
+          _mm256_storeu_ps(out + 8, sum[r][p - kFirst].high);
+        }
+    }
+  }
+
+  // The sums of steps [first, first + steps), whose weights begin at `weight`.
+  template <int kRows, int kFirst, int kEnd>
+  EAGLE_INLINE static void run(const char* weight, const float* const (&row)[kRows], int64_t first,
+                               int64_t steps, Sum (&sum)[kRows][kEnd - kFirst]) {
+    for (int r = 0; r < kRows; ++r)
+      for (int p = kFirst; p < kEnd; ++p) sum[r][p - kFirst] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    int64_t s = first;
+    do {
+      if constexpr (kRows > 2 && kFirst == 0)
+        for (int line = 0; line < Format::kStepBytes / 64; ++line)
+          __builtin_prefetch(weight + kAheadBytes + line * 64, 0, 3);
+      Weights w[kEnd - kFirst];
+      [&]<int... kPanel>(std::integer_sequence<int, kPanel...>) {
+        ((w[kPanel] = Format::template load<kFirst + kPanel>(weight)), ...);
+      }(std::make_integer_sequence<int, kEnd - kFirst>{});
+      [&]<int... k>(std::integer_sequence<int, k...>) {
+        (add_k<k>(w, row, s * Format::kStepK, sum), ...);
+      }(std::make_integer_sequence<int, Format::kStepK>{});
+      weight += Format::kStepBytes;
+    } while (++s < first + steps);
+  }
+
+  template <int k, int kRows, int kPanels>
+  EAGLE_INLINE static void add_k(const Weights (&w)[kPanels], const float* const (&row)[kRows], int64_t at,
+                                 Sum (&sum)[kRows][kPanels]) {
+    Pair decoded[kPanels];
+    for (int p = 0; p < kPanels; ++p) decoded[p] = Format::template decode<k>(w[p]);
+    for (int r = 0; r < kRows; ++r) {
+      const __m256 x = _mm256_broadcast_ss(row[r] + at + k);
+      for (int p = 0; p < kPanels; ++p) add(sum[r][p], decoded[p], x);
+    }
   }
 };
 
-// One k of 16 outputs per step.
+// fp32 has nothing to decode for several rows at once: two at a time are the faster (16 rows: 1.3 times).
 template <class Load>
-struct Single : FloatSums {
+struct Single {
   using Weights = Pair;
-  using Input = __m256;
+  static constexpr int kMaxRows = Load::kMaxRows;
   static constexpr Scales kScales = Scales::kNone;
-  static constexpr int kStepK = 1, kPanelStepBytes = kPanelRows * Load::kBytes,
-                       kStepBytes = kGroupPanels * kPanelStepBytes;
-  static Weights load(const char* p) { return {Load::load(p), Load::load(p + 8 * Load::kBytes)}; }
-  static Input broadcast(const float* x) { return _mm256_broadcast_ss(x); }
-  static void accumulate(Sum& sum, const Weights& w, Input x) { add(sum, w.low, w.high, x); }
+  static constexpr int kStepK = 1, kStepBytes = kGroupRows * Load::kBytes;
+  template <int kPanel>
+  static Weights load(const char* p) {
+    p += kPanel * kPanelRows * Load::kBytes;
+    return {Load::load(p), Load::load(p + 8 * Load::kBytes)};
+  }
+  template <int k>
+  static Pair decode(const Weights& w) {
+    return w;
+  }
 };
 
 struct LoadFloat32 {
-  static constexpr int kBytes = 4;
+  static constexpr int kBytes = 4, kMaxRows = 2;
   static __m256 load(const char* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
 };
 struct LoadFloat16 {
-  static constexpr int kBytes = 2;
+  static constexpr int kBytes = 2, kMaxRows = 6;
   static __m256 load(const char* p) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
 };
 
-// Two k of 16 outputs, decoded where they are used: 16 registers hold no more.
-template <class Decode>
-struct Pairs : FloatSums {
-  using Weights = IntegerPair;
-  struct Input {
-    __m256 even, odd;
-  };
-  static constexpr int kStepK = 2;
-  static Input broadcast(const float* x) { return {_mm256_broadcast_ss(x), _mm256_broadcast_ss(x + 1)}; }
-  static void accumulate(Sum& sum, const Weights& w, const Input& x) {
-    add(sum, Decode::even(w.low), Decode::even(w.high), x.even);
-    add(sum, Decode::odd(w.low), Decode::odd(w.high), x.odd);
-  }
-};
-
 // The even k is the low half of every word, the odd k the high half.
-struct DecodeBFloat16 {
-  static __m256 even(__m256i w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
-  static __m256 odd(__m256i w) {
-    return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(int(0xffff0000u))));
-  }
-};
-struct BFloat16Pairs : Pairs<DecodeBFloat16> {
+struct BFloat16Pairs {
+  using Weights = IntegerPair;
   static constexpr Scales kScales = Scales::kNone;
-  static constexpr int kPanelStepBytes = 64, kStepBytes = 128;
-  static Weights load(const char* p) { return {load_bytes(p), load_bytes(p + 32)}; }
+  static constexpr int kStepK = 2, kStepBytes = 128, kMaxRows = 6;
+  template <int kPanel>
+  static Weights load(const char* p) {
+    return {load_bytes(p + kPanel * 64), load_bytes(p + kPanel * 64 + 32)};
+  }
+  template <int k>
+  static Pair decode(const Weights& w) {
+    return {decode<k>(w.low), decode<k>(w.high)};
+  }
+
+ private:
+  template <int k>
+  static __m256 decode(__m256i w) {
+    return _mm256_castsi256_ps(k ? _mm256_and_si256(w, _mm256_set1_epi32(int(0xffff0000u)))
+                                 : _mm256_slli_epi32(w, 16));
+  }
 };
 
 // The odd k is the high byte of every word, the even k the one below. `enter` sees the codes as they lie.
@@ -89,7 +174,6 @@ struct DecodeInt8 {
     return _mm256_sign_epi8(_mm256_and_si256(codes, _mm256_set1_epi8(0x7f)), codes);
   }
   static __m256 odd(__m256i w) { return _mm256_cvtepi32_ps(_mm256_srai_epi32(w, 24)); }
-  static __m256 even(__m256i w) { return odd(_mm256_slli_epi32(w, 8)); }
 };
 struct DecodeFloat8 {
   static __m256i enter(__m256i codes) { return codes; }
@@ -97,50 +181,46 @@ struct DecodeFloat8 {
     const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(w, 4), _mm256_set1_epi32(int(0x87f00000u)));
     return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));  // as to_float(float8_t)
   }
-  static __m256 even(__m256i w) { return odd(_mm256_slli_epi32(w, 8)); }
 };
 template <class Decode>
-struct Bytes : Pairs<Decode> {
+struct Bytes {
   using Weights = IntegerPair;
   static constexpr Scales kScales = Scales::kRow;
-  static constexpr int kStepBytes = 64;
-  static void load_group(const char* p, Weights (&w)[kGroupPanels]) {
+  static constexpr int kStepK = 2, kStepBytes = 64, kMaxRows = 6;
+  template <int kPanel>
+  static Weights load(const char* p) {
     const __m256i low = Decode::enter(load_bytes(p)), high = Decode::enter(load_bytes(p + 32));
-    w[0] = {_mm256_unpacklo_epi16(low, low), _mm256_unpacklo_epi16(high, high)};
-    w[1] = {_mm256_unpackhi_epi16(low, low), _mm256_unpackhi_epi16(high, high)};
+    if constexpr (kPanel == 0) return {_mm256_unpacklo_epi16(low, low), _mm256_unpacklo_epi16(high, high)};
+    return {_mm256_unpackhi_epi16(low, low), _mm256_unpackhi_epi16(high, high)};
+  }
+  template <int k>
+  static Pair decode(const Weights& w) {
+    if constexpr (k == 1) return {Decode::odd(w.low), Decode::odd(w.high)};
+    return {Decode::odd(_mm256_slli_epi32(w.low, 8)), Decode::odd(_mm256_slli_epi32(w.high, 8))};
   }
 };
 
-struct Nibbles : FloatSums {
+struct Nibbles {
   using Weights = IntegerPair;  // the panel's nibbles at the top of their bytes
-  using BlockScales = Pair;
-  struct Input {
-    __m256 x[4];
-  };
   static constexpr Scales kScales = Scales::kBlock;
-  static constexpr int kStepK = 4, kStepBytes = 64;
-  static void load_group(const char* p, Weights (&w)[kGroupPanels]) {
-    w[1] = {load_bytes(p), load_bytes(p + 32)};
-    w[0] = {_mm256_slli_epi32(w[1].low, 4), _mm256_slli_epi32(w[1].high, 4)};
+  static constexpr int kStepK = 4, kStepBytes = 64, kMaxRows = 6;
+  template <int kPanel>
+  static Weights load(const char* p) {
+    const Weights w = {load_bytes(p), load_bytes(p + 32)};
+    if constexpr (kPanel == 1) return w;
+    return {_mm256_slli_epi32(w.low, 4), _mm256_slli_epi32(w.high, 4)};
   }
-  static Input broadcast(const float* x) {
-    return {{_mm256_broadcast_ss(x), _mm256_broadcast_ss(x + 1), _mm256_broadcast_ss(x + 2),
-             _mm256_broadcast_ss(x + 3)}};
+  template <int k>
+  static Pair decode(const Weights& w) {
+    return {decode<k>(w.low), decode<k>(w.high)};
   }
-  template <int kShift>
+  static Pair load_scales(const char* p) { return {LoadFloat16::load(p), LoadFloat16::load(p + 16)}; }
+
+ private:
+  template <int k>
   static __m256 decode(__m256i w) {
-    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, kShift), 28));
-  }
-  static void accumulate(Sum& sum, const Weights& w, const Input& x) {
-    add(sum, decode<24>(w.low), decode<24>(w.high), x.x[0]);
-    add(sum, decode<8>(w.low), decode<8>(w.high), x.x[1]);
-    add(sum, decode<16>(w.low), decode<16>(w.high), x.x[2]);
-    add(sum, decode<0>(w.low), decode<0>(w.high), x.x[3]);
-  }
-  static BlockScales load_scales(const char* p) { return {LoadFloat16::load(p), LoadFloat16::load(p + 16)}; }
-  static void add_scaled(const Sum& sum, const BlockScales& scale, float* total) {
-    _mm256_storeu_ps(total, _mm256_fmadd_ps(sum.low, scale.low, _mm256_loadu_ps(total)));
-    _mm256_storeu_ps(total + 8, _mm256_fmadd_ps(sum.high, scale.high, _mm256_loadu_ps(total + 8)));
+    constexpr int kShift[] = {24, 8, 16, 0};
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(w, kShift[k]), 28));
   }
 };
 
@@ -182,12 +262,12 @@ struct Integers {
 };
 
 struct Formats {
-  using BFloat16 = BFloat16Pairs;
-  using Float16 = Single<LoadFloat16>;
-  using Float32 = Single<LoadFloat32>;
-  using Float8 = Bytes<DecodeFloat8>;
-  using Int8 = Bytes<DecodeInt8>;
-  using Int4 = Nibbles;
+  using BFloat16 = Floats<BFloat16Pairs>;
+  using Float16 = Floats<Single<LoadFloat16>>;
+  using Float32 = Floats<Single<LoadFloat32>>;
+  using Float8 = Floats<Bytes<DecodeFloat8>>;
+  using Int8 = Floats<Bytes<DecodeInt8>>;
+  using Int4 = Floats<Nibbles>;
   using Float8OfBFloat16 = Float8;
   using Int8OfBFloat16 = Int8;
   using Int4OfBFloat16 = Int4;

@@ -166,12 +166,15 @@ Finish choose_finish(DType x, DType out) {
 
 using Dot = void (*)(const char*, const char*, int64_t, int64_t, const char*, int64_t, float*);
 
+// A format may bring a `dot` of its own: the order of an output's products is the same, hence its bits.
 template <class F, int kRows>
 constexpr Dot dot_of() {
-  if constexpr (kRows <= F::kMaxRows)
-    return dot<F, kRows>;
-  else
+  if constexpr (kRows > F::kMaxRows)
     return nullptr;
+  else if constexpr (requires { F::template dot<kRows>; })
+    return F::template dot<kRows>;
+  else
+    return dot<F, kRows>;
 }
 
 // Rows go in tiles of equal size. A group's weights come from memory for the first tile, from the cache for
