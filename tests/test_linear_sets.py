@@ -27,7 +27,7 @@ def print_digests() -> None:
             digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
 
     for dtype in DTYPES:
-        for m, n, k in ((1, 100, 75), (7, 70, 33), (20, 64, 64)):
+        for m, n, k in ((1, 100, 75), (7, 70, 33), (12, 40, 130), (20, 64, 64)):
             x, weight = case(m, n, k, dtype)
             gamma, packed = normal(k, dtype=dtype), pack_weight(weight, paired=True)
             normed = rms_norm(x, gamma)

@@ -1,8 +1,6 @@
 // linear's kernels for AVX2 with FMA and F16C.
 #include <immintrin.h>
 
-#include <utility>
-
 #include "cpu/linear/multiply_impl.h"
 #include "cpu/linear/topk_impl.h"
 
@@ -95,12 +93,15 @@ struct Floats : Format {
         for (int line = 0; line < Format::kStepBytes / 64; ++line)
           __builtin_prefetch(weight + kAheadBytes + line * 64, 0, 3);
       Weights w[kEnd - kFirst];
-      [&]<int... kPanel>(std::integer_sequence<int, kPanel...>) {
-        ((w[kPanel] = Format::template load<kFirst + kPanel>(weight)), ...);
-      }(std::make_integer_sequence<int, kEnd - kFirst>{});
-      [&]<int... k>(std::integer_sequence<int, k...>) {
-        (add_k<k>(w, row, s * Format::kStepK, sum), ...);
-      }(std::make_integer_sequence<int, Format::kStepK>{});
+      w[0] = Format::template load<kFirst>(weight);
+      if constexpr (kEnd - kFirst == 2) w[1] = Format::template load<kFirst + 1>(weight);
+      const int64_t at = s * Format::kStepK;
+      add_k<0>(w, row, at, sum);
+      if constexpr (Format::kStepK > 1) add_k<1>(w, row, at, sum);
+      if constexpr (Format::kStepK > 2) {
+        add_k<2>(w, row, at, sum);
+        add_k<3>(w, row, at, sum);
+      }
       weight += Format::kStepBytes;
     } while (++s < first + steps);
   }
