@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -339,6 +340,14 @@ def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
     assert settings.batch_tokens == eagle_decode.train.Settings.batch_tokens
 
 
+def test_both_names_of_the_recipe_are_one_command(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "--out", "x"])
+    monkeypatch.setattr(cli, "main", lambda: seen.append(sys.argv))
+    runpy.run_module("eagle_decode.train", run_name="__main__")
+    assert [argv[1:] for argv in seen] == [["train", "--out", "x"]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -353,9 +362,12 @@ def test_train_passes_every_option_on(folders, monkeypatch, tmp_path):
         (("generate", "--target", "TARGET", "--prompt", " \n"), "prompt: expected text"),
         (("generate", "--target", "TARGET", "--prompt", "x", "--tree-shape", "[/b]"), "got [/b]: "),
         (("train", "--target", "TARGET", "--out", "OUT", "--temperatures", "0,warm"), "got '0,warm'"),
-        (
-            ("train", "--target", "TARGET", "--out", "OUT", "--temperatures", "-1"),
-            "expected some of at least",
+        *(
+            (
+                ("train", "--target", "TARGET", "--out", "OUT", "--temperatures", heat),
+                "some of at least 0, got",
+            )
+            for heat in ("-1", "nan", "inf")
         ),
         (("generate", "--target", "TARGET", "--prompt", "x", "--tree-shape", "[[0]]" * 99), "got [[0]][[0]]"),
     ],

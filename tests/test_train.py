@@ -21,7 +21,7 @@ from eagle_decode.train.head import EagleHead, HeadConfig, change_vocabulary, re
 from eagle_decode.train.loss import collate, make_batches, unrolled_loss
 from eagle_decode.train.target import TorchTarget, product_dtype
 from eagle_decode.train.trainer import Settings, Trainer
-from tiny_target import STOP, VOCAB, random_head, tiny_checkpoint
+from train_rig import STOP, VOCAB, random_head, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

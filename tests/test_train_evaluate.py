@@ -21,7 +21,7 @@ from eagle_decode.train.evaluate import (
 )
 from eagle_decode.train.export import export_head, import_head
 from eagle_decode.train.target import TorchTarget
-from tiny_target import VOCAB, random_head, tiny_checkpoint
+from train_rig import VOCAB, random_head, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")

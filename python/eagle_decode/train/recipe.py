@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import threading
 import time
@@ -92,7 +93,7 @@ def train(
     """
     started = time.monotonic()
     settings = settings or Settings()
-    if not temperatures or min(temperatures) < 0:
+    if not temperatures or not all(0 <= heat < math.inf for heat in temperatures):
         raise ValueError(f"temperatures: expected some of at least 0, got {list(temperatures)}")
     for name in ("candidates", "num_columns"):
         if (value := getattr(settings, name)) < 1:
