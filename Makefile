@@ -49,17 +49,19 @@ demo: build
 
 PASSES = $(BIN)/python tools/test_passes.py
 
-test: build simt
-	@$(PASSES) cpu fast checked:1 -- -m "not full" $(ARGS)
+USUAL := not full
 
-# The emulator's share takes every test, the larger sweeps included, under three schedules; before that, the
-# larger sweeps that only its fast build can do in time.
+test: build simt
+	@$(PASSES) "checked:1=$(USUAL)" "fast=$(USUAL)" "cpu=$(USUAL)" -- $(ARGS)
+
+# The larger sweeps on the CPU, and emulated: checked, or by the fast build where that alone can do them in time;
+# the usual tests of the emulator under two more schedules.
 test-full: build simt
-	@$(PASSES) cpu fast -- -m full $(ARGS)
-	@$(PASSES) checked:1:20 checked:2:50 checked:3:200 -- $(ARGS)
+	@$(PASSES) cpu=full "checked:3:200=$(USUAL)" "checked:2:50=$(USUAL)" checked:1:20=full "fast=full and unchecked" \
+	  -- $(ARGS)
 
 test-simt: build simt
-	@$(PASSES) fast checked:1 -- -m "not full" $(ARGS)
+	@$(PASSES) "fast=$(USUAL)" "checked:1=$(USUAL)" -- $(ARGS)
 
 # One thread a process: the models are tiny.
 test-exact: build

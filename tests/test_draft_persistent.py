@@ -161,6 +161,7 @@ def test_paths_in_tiles_give_what_many_launches_give(name, kernels):
 
 
 @pytest.mark.full
+@pytest.mark.unchecked
 @pytest.mark.op("draft")
 @pytest.mark.parametrize("name", MORE_TILES)
 def test_paths_in_tiles_give_what_many_launches_give_in_other_cases(name, kernels):

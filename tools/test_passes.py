@@ -3,8 +3,10 @@ over the emulated CUDA kernels a summary line, or the whole output of one that f
 
     python tools/test_passes.py cpu fast checked:1            # `make test`: checked with one random schedule
     python tools/test_passes.py cpu checked:1:40 checked:2:40 # flavour:seed:preempt
+    python tools/test_passes.py cpu=full "checked:1=not full" # pytest's -m for each pass
 
-Arguments after `--` go to pytest.
+Arguments after `--` go to pytest. As many passes run at once as there are cores, in the order given: the
+longest first.
 """
 
 from __future__ import annotations
@@ -22,26 +24,34 @@ LOGS = ROOT / "build"
 NO_TESTS = 5  # pytest's exit status where nothing was selected
 
 
-def run_cpu(arguments: list[str]) -> int:
-    """The CPU backend's pass, on the terminal: pytest's exit status."""
-    return subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=ROOT).returncode
+def run_pass(name: str, arguments: list[str]) -> tuple[int, str]:
+    """One pass, such as "checked:1:40=full": pytest's exit status and what to print about it."""
+    backend, _, marks = name.partition("=")
+    return run_cpu(marks, arguments) if backend == "cpu" else run_emulated(backend, marks, arguments)
 
 
-def run_emulated(name: str, arguments: list[str]) -> tuple[int, str]:
-    """One pass, such as "checked:1:40": pytest's exit status and what to print about it."""
-    flavour, seed, preempt = (*name.split(":"), "0", "0")[:3]
+def run_cpu(marks: str, arguments: list[str]) -> tuple[int, str]:
+    """The CPU backend's pass, on the terminal."""
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", marks, *arguments], cwd=ROOT)
+    return done.returncode, f"cpu: {time.monotonic() - begin:.0f} s"
+
+
+def run_emulated(backend: str, marks: str, arguments: list[str]) -> tuple[int, str]:
+    flavour, seed, preempt = (*backend.split(":"), "0", "0")[:3]
     options = ["--backend", "simt", "--simt", flavour, "--seed", seed, "--preempt", preempt]
     begin = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *arguments],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "-m", marks, *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
     seconds = time.monotonic() - begin
-    (LOGS / f"{name.replace(':', '_')}.log").write_text(done.stdout)
+    (LOGS / (re.sub("[: ]", "_", f"{backend} {marks}".strip()) + ".log")).write_text(done.stdout)
     title = f"simt {flavour}, seed {seed}" + (f", preempt {preempt}" if preempt != "0" else "")
+    title += f" ({marks})" if marks else ""
     if done.returncode == NO_TESTS and arguments:
         return 0, f"{title}: no test selected"
     if done.returncode != 0:
@@ -55,11 +65,9 @@ def main() -> int:
     split = words.index("--") if "--" in words else len(words)
     passes, arguments = words[:split], words[split + 1 :]
     LOGS.mkdir(exist_ok=True)
-    cores = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(max(1, cores - ("cpu" in passes))) as pool:
-        emulated = [pool.submit(run_emulated, name, arguments) for name in passes if name != "cpu"]
-        worst = run_cpu(arguments) if "cpu" in passes else 0
-        for future in emulated:
+    worst = 0
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for future in [pool.submit(run_pass, name, arguments) for name in passes]:
             code, text = future.result()
             print(text, flush=True)
             worst = max(worst, code)
