@@ -38,7 +38,7 @@ def int32(*values):
 
 
 @pytest.mark.op("draft", "extend_draft")
-@pytest.mark.parametrize("name", ["e12_small", "e3_small", "e3_d2t"])
+@pytest.mark.parametrize("name", ["e12_small", "e3_small", checked_where(False, "e3_d2t")])
 def test_published_trees(name):
     """Heads and outcomes of the EAGLE authors' code: exactly its tokens, masks, positions and paths."""
     case = torch.load(f"{__file__.rsplit('/', 1)[0]}/data/{name}.pt", weights_only=True)
@@ -220,10 +220,11 @@ def test_equal_scores_go_to_the_smaller_index(order):
         assert got["tokens"][1:3] == [first[0], first[0]]
 
 
+@pytest.mark.unchecked  # a law of values
 @pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize(
     ("top_k", "levels", "coupled"),
-    [(3, 3, True), checked_where(False, 8, 3, False), pytest.param(3, 7, True, marks=pytest.mark.full)],
+    [(3, 3, True), (8, 3, False), pytest.param(3, 7, True, marks=pytest.mark.full)],
 )
 def test_a_small_tree_is_the_best_part_of_a_full_one(top_k, levels, coupled):
     """Rows whose children cannot enter the tree are not run: that must never show."""
@@ -533,6 +534,7 @@ def test_empty_batch_and_absent_requests():
     assert [tree["tokens"] for tree in everyone] == [[], []]
 
 
+@pytest.mark.unchecked  # a law of values
 @pytest.mark.op("draft", "extend_draft")
 def test_node_limits():
     rig = Rig.random(HEADS[1], torch.float32, batch=5)

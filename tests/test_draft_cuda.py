@@ -233,7 +233,7 @@ def test_a_static_draft_equals_its_ops_called_one_by_one(name):
 @pytest.mark.op("extend_draft")
 @pytest.mark.parametrize(
     "case",
-    [*CASES[:2], *(pytest.param(case, marks=pytest.mark.unchecked) for case in (CASES[2], CASES[4]))],
+    [CASES[0], *(pytest.param(CASES[i], marks=pytest.mark.unchecked) for i in (1, 2, 4))],
     ids=lambda c: f"{c[0][0]}-{c[1]}",
 )
 def test_extend_draft_equals_its_ops_called_one_by_one(case):
@@ -257,6 +257,7 @@ def test_extend_draft_equals_its_ops_called_one_by_one(case):
         assert_same_bits(v, new_v)
 
 
+@pytest.mark.unchecked  # a law of values
 @pytest.mark.op("draft", "extend_draft")
 @pytest.mark.parametrize("device", [(3, 90), pytest.param((132, 86), marks=pytest.mark.full)])
 def test_bits_do_not_depend_on_the_device(simulator, device):
