@@ -58,7 +58,7 @@ test: build simt
 
 # The larger sweeps; the usual tests of the emulator under two more schedules.
 test-full: build simt
-	@$(PASSES) cpu=full "checked:3:200=$(USUAL)" "checked:2:50=$(USUAL)" checked:1:20=full "fast=full and unchecked" \
+	@$(PASSES) cpu=full "checked:3:200=$(USUAL)" "checked:2:50=$(USUAL)" "fast=full and unchecked" checked:1:20=full \
 	  -- $(ARGS)
 
 test-simt: build simt

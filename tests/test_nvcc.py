@@ -31,7 +31,8 @@ ONE_OF_MANY = {
     "linear/lm_head_topk.cu": {"FloatTypes": "Types<bf16_t>"},
 }
 FEW = 15  # instantiations of a kernel
-NOUN_SECONDS = 180  # of processor time, for the files of a noun that have many
+# Of processor time, for the files of a noun that have many: 184 at most on a slow machine under load.
+NOUN_SECONDS = 300
 
 needs_nvcc = pytest.mark.skipif(
     ptxas_report.nvcc() is None, reason="needs nvcc, which is not on this machine"
