@@ -73,7 +73,7 @@ def test_small_configurations(drafter):
 @pytest.mark.unchecked
 @pytest.mark.parametrize("drafter", ["tree", "static", "chain", "eagle1", "eagle3"])
 def test_more_small_configurations(drafter):
-    for drawn in small(of_emulator(drafter), 6, tokens=300)[1:]:
+    for drawn in small(of_emulator(drafter), 4, tokens=300)[1:]:
         assert check(drawn).difference is None
 
 
