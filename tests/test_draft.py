@@ -534,7 +534,6 @@ def test_empty_batch_and_absent_requests():
     assert [tree["tokens"] for tree in everyone] == [[], []]
 
 
-@pytest.mark.unchecked  # a law of values
 @pytest.mark.op("draft", "extend_draft")
 def test_node_limits():
     rig = Rig.random(HEADS[1], torch.float32, batch=5)

@@ -161,7 +161,7 @@ def test_paths_in_tiles_give_what_many_launches_give(name, kernels):
 
 
 @pytest.mark.full
-@pytest.mark.unchecked
+@pytest.mark.unchecked  # with tiles: test_draft_persistent_edges.py
 @pytest.mark.op("draft")
 @pytest.mark.parametrize("name", MORE_TILES)
 def test_paths_in_tiles_give_what_many_launches_give_in_other_cases(name, kernels):
@@ -177,7 +177,6 @@ def test_levels_that_end_early_give_what_all_give(max_nodes, kernels):
     assert_same(EARLY._replace(max_nodes=max_nodes), kernels)
 
 
-@pytest.mark.unchecked  # a law of values
 @pytest.mark.op("draft")
 @pytest.mark.parametrize("device", [(5, 86), pytest.param((1, 90), marks=pytest.mark.full)])
 def test_bits_do_not_depend_on_the_number_of_blocks(device, simulator):

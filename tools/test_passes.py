@@ -1,8 +1,7 @@
 """Runs the tests over several backends side by side: the CPU backend's output as it comes, then for each pass
 over the emulated CUDA kernels a summary line, or the whole output of one that failed.
 
-    python tools/test_passes.py cpu fast checked:1            # `make test`: checked with one random schedule
-    python tools/test_passes.py cpu checked:1:40 checked:2:40 # flavour:seed:preempt
+    python tools/test_passes.py cpu fast checked:1:40         # flavour:seed:preempt
     python tools/test_passes.py cpu=full "checked:1=not full" # pytest's -m for each pass
 
 Arguments after `--` go to pytest. As many passes run at once as there are cores, in the order given: the
