@@ -148,9 +148,3 @@ def test_any_kind_of_number_is_a_share(target, head):
         assert results[0].metrics.accepted_tokens == results[1].metrics.accepted_tokens
     with pytest.raises(ValueError, match="^tau: expected a finite number > 0, got True"):
         Engine(target, head, tau=True)
-
-
-def test_a_drafter_has_its_own_coupling(target, head):
-    drafter = Engine(target, head, **TREE).drafter
-    with pytest.raises(ValueError, match="^draft: expected None beside a coupling, got both"):
-        Engine(target, draft=drafter, coupling=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,6 @@ def test_a_tree_shape_stands_alone(target, head):
     for levels, top_k in ((5, 5), (6, 4)):
         with pytest.raises(ValueError, match=r"^levels, top_k: expected the tree_shape's \(5, 4\), got \("):
             HeadDrafter(head, levels=levels, top_k=top_k, max_nodes=26, tree_shape=MC_SIM_7B_63, **common)
-    with pytest.raises(ValueError, match="^draft: expected None beside a tree_shape, got both"):
-        Engine(target, draft=Engine(target, head).drafter, tree_shape=MC_SIM_7B_63)
     narrow = tiny_head("eagle3", target, draft_vocab=3)
     with pytest.raises(
         ValueError, match="^tree_shape.top_k: expected at most the draft vocabulary's 3, got 4"
@@ -61,6 +60,27 @@ def test_tau_is_a_finite_number(target, head, value):
 def test_a_drafter_proposes(target):
     with pytest.raises(ValueError, match="draft: expected a Drafter, got int without propose"):
         Engine(target, draft=3)
+
+
+OF_A_HEAD = {
+    "levels": 3, "draft_top_k": 3, "max_nodes": 3, "tree_shape": MC_SIM_7B_63, "coupling": 0.0, "tau": 2.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["head", *OF_A_HEAD])
+def test_a_drafter_has_a_tree_of_its_own(target, head, name):
+    drafter = Engine(target, head).drafter
+    value = {**OF_A_HEAD, "head": head}[name]
+    with pytest.raises(
+        ValueError, match=f"^{name}: expected None beside a draft, got {re.escape(repr(value))}"
+    ):
+        Engine(target, draft=drafter, **{name: value})
+
+
+def test_a_format_without_a_head_is_refused(target, head):
+    for drafter in (None, Engine(target, head).drafter):
+        with pytest.raises(ValueError, match="^head_format: expected None without a head, got 'int8'"):
+            Engine(target, draft=drafter, head_format="int8")
 
 
 def test_a_head_of_another_target_is_refused(head):

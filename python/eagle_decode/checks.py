@@ -34,6 +34,18 @@ def check_head(head: LoadedHead, target: Target) -> None:
         raise ValueError(f"head: expected token ids below the target's {target.vocab_size}, got {last}")
 
 
+def check_draft(draft: object, **of_a_head: object) -> None:
+    """Raises for what is no Drafter, and for what stands beside one though it is a head's alone: any of
+    `of_a_head` that is not None."""
+    if draft is None:
+        return
+    if not hasattr(draft, "propose"):
+        raise ValueError(f"draft: expected a Drafter, got {type(draft).__name__} without propose")
+    for name, value in of_a_head.items():
+        if value is not None:
+            raise ValueError(f"{name}: expected None beside a draft, got {value!r}")
+
+
 def check_coupling(coupling: float | None) -> None:
     """Raises for what is no share of the noise."""
     if coupling is not None and not (_is_real(coupling) and 0 <= coupling <= 1):

@@ -18,7 +18,7 @@ from eagle_cuda.sampling import Sampled, sample_tokens
 from eagle_cuda.tree import DraftTree, TreeShape
 from eagle_cuda.verify import Accepted, verify
 from eagle_decode import faults
-from eagle_decode.checks import check_coupling, check_head, check_target, check_tau, tree_size
+from eagle_decode.checks import check_coupling, check_draft, check_head, check_target, check_tau, tree_size
 from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
 from eagle_decode.generation_config import default_sampling
 from eagle_decode.heads.loaded import LoadedHead
@@ -42,7 +42,7 @@ class Engine:
     tree_shape: a static tree instead of these three, which every cycle verifies whole.
     max_batch: requests that run at a time; more wait for a free row. max_length: tokens of the longest
         request, prompt included (default: what the target was made for, at most 4096).
-    coupling, tau: see HeadDrafter. draft: any Drafter instead of a head.
+    coupling, tau: see HeadDrafter. draft: any Drafter instead of a head, with a tree of its own.
     observer: called after each cycle, and after each prompt, with (batch, rows, tree, logits) while they are
         unchanged; for tests and tools.
 
@@ -70,6 +70,14 @@ class Engine:
         observer: Callable[[Batch, slice, DraftTree, Tensor], None] | None = None,
     ):
         check_target(target)
+        check_tau(tau)
+        check_coupling(coupling)
+        check_draft(
+            draft, head=head, levels=levels, draft_top_k=draft_top_k, max_nodes=max_nodes,
+            tree_shape=tree_shape, coupling=coupling, tau=None if tau == 1 else tau,
+        )  # fmt: skip
+        if head is None and head_format is not None:
+            raise ValueError(f"head_format: expected None without a head, got {head_format!r}")
         levels, draft_top_k, max_nodes = tree_size(tree_shape, levels, draft_top_k, max_nodes)
         max_batch = integer("max_batch", max_batch)
         if max_batch < 1:
@@ -81,16 +89,6 @@ class Engine:
             raise ValueError(
                 f"max_length: expected 1 to the target's {target.max_positions} positions, got {max_length}"
             )
-        if head is not None and draft is not None:
-            raise ValueError("draft: expected None beside a head, got both")
-        if tree_shape is not None and draft is not None:
-            raise ValueError("draft: expected None beside a tree_shape, got both")
-        if coupling is not None and draft is not None:
-            raise ValueError("draft: expected None beside a coupling, got both")
-        check_tau(tau)
-        check_coupling(coupling)
-        if draft is not None and not hasattr(draft, "propose"):
-            raise ValueError(f"draft: expected a Drafter, got {type(draft).__name__} without propose")
         self.target, self.tokenizer, self.observer = target, tokenizer, observer
         self.max_batch, self.max_length = max_batch, max_length
         self.metrics = Metrics()
