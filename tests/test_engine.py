@@ -410,7 +410,10 @@ def test_shapes_are_checked(target):
         ({"max_batch": 0}, "max_batch: expected at least 1"),
         ({"max_length": 1025}, "max_length: expected 1 to the target's 1024"),
         ({"tau": 0.0}, "tau: expected a finite number > 0"),
-        ({"draft": OracleDrafter({}, levels=1, max_nodes=2, vocab_size=9)}, "beside a head"),
+        (
+            {"draft": OracleDrafter({}, levels=1, max_nodes=2, vocab_size=9)},
+            "head: expected None beside a draft",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             Engine(target, head, **options)

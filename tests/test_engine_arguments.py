@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -71,9 +70,7 @@ OF_A_HEAD = {
 def test_a_drafter_has_a_tree_of_its_own(target, head, name):
     drafter = Engine(target, head).drafter
     value = {**OF_A_HEAD, "head": head}[name]
-    with pytest.raises(
-        ValueError, match=f"^{name}: expected None beside a draft, got {re.escape(repr(value))}"
-    ):
+    with pytest.raises(ValueError, match=f"^{name}: expected None beside a draft, got both"):
         Engine(target, draft=drafter, **{name: value})
 
 

@@ -43,7 +43,7 @@ def check_draft(draft: object, **of_a_head: object) -> None:
         raise ValueError(f"draft: expected a Drafter, got {type(draft).__name__} without propose")
     for name, value in of_a_head.items():
         if value is not None:
-            raise ValueError(f"{name}: expected None beside a draft, got {value!r}")
+            raise ValueError(f"{name}: expected None beside a draft, got both")
 
 
 def check_coupling(coupling: float | None) -> None:
