@@ -349,10 +349,12 @@ def from_scratch(rig, **options):
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        (HEADS[2], torch.float32),  # many launches
+        pytest.param(HEADS[2], torch.float32, marks=pytest.mark.full),  # many launches
         checked_where(False, HEADS[0], torch.bfloat16),  # one
         checked_where(False, HEADS[2], torch.float16),
-        checked_where(False, HEADS[5], torch.bfloat16),  # many, two layers
+        pytest.param(  # many, two layers
+            *(HEADS[5], torch.bfloat16), marks=[pytest.mark.full, pytest.mark.unchecked]
+        ),
     ],
     ids=str,
 )

@@ -53,7 +53,6 @@ TELLING = {
     "EAGLE-3.1, fp16, coupled": Case(EAGLE31, torch.float16, temperature=1.2),
     "two layers, qk norm, norm before the residual": Case(QWEN, top_k=3, levels=4),
     "64 rows, contiguous": Case(with_settings(EAGLE3, head_dim=128), batch=8, top_k=8, levels=2, paged=0),
-    "int4": Case(with_settings(EAGLE3, weights="int4")),
     "head size 128, contiguous": Case(with_settings(EAGLE3, head_dim=128), batch=2, levels=2, paged=0),
 }
 # Paths of more than 64 rows in all: they go through the head in tiles of whole requests.
@@ -86,6 +85,7 @@ OTHERS = {
     "33 rows of paths": Case(EAGLE1, batch=3, path=11),
     "int8": Case(with_settings(EAGLE1, weights="int8"), torch.float16),
     "fp8": Case(with_settings(QWEN, weights="fp8")),
+    "int4": Case(with_settings(EAGLE3, weights="int4")),
     "candidate order": Case(QWEN, batch=1, order="candidate", max_nodes=8),
     "two layers of EAGLE-1": Case(("eagle1", {"layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 128})),
     "long prefix": Case(EAGLE3, batch=2, paged=0, lengths=(600, 3)),
@@ -172,7 +172,7 @@ EARLY = Case(EAGLE3, batch=2, levels=5)  # with few nodes: levels end when no tr
 
 
 @pytest.mark.op("draft")
-@pytest.mark.parametrize("max_nodes", [3, 4])
+@pytest.mark.parametrize("max_nodes", [3, pytest.param(4, marks=pytest.mark.full)])
 def test_levels_that_end_early_give_what_all_give(max_nodes, kernels):
     assert_same(EARLY._replace(max_nodes=max_nodes), kernels)
 

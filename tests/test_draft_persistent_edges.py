@@ -126,7 +126,7 @@ def test_a_batch_without_anybody(kernels):
 @pytest.mark.parametrize(
     ("head", "batch", "options"),
     [
-        (EAGLE3, 8, {"top_k": 8, "levels": 3, "max_nodes": 40}),
+        pytest.param(EAGLE3, 8, {"top_k": 8, "levels": 3, "max_nodes": 40}, marks=pytest.mark.full),
         (EAGLE31, 5, {"top_k": 1, "levels": 6, "max_nodes": 7}),
         pytest.param(QWEN, 2, {"top_k": 32, "levels": 2, "max_nodes": 256}, marks=pytest.mark.full),
         pytest.param(
