@@ -1,5 +1,7 @@
 """EAGLE speculative-decoding kernels: one typed function per op, tensors of any DLPack framework.
 
+Frameworks other than torch and numpy pass `out=`. A wrong type is a TypeError, a wrong value a ValueError.
+
 The ops are here by name (`eagle_cuda.linear(...)`); the module of a noun is reached by import
 (`from eagle_cuda.linear import ...`).
 """

@@ -45,7 +45,7 @@ def append_kv(
 
     q: [B, N, Hq, D]; k, v: [B, N, Hkv, D], of the cache's dtype, or any of float32, bfloat16 and float16 for
         a cache of float8_e4m3fn. Node i of request b is written at row seq_lens[b] + i and rotated for
-        position seq_lens[b] + depths[b, i].
+        position seq_lens[b] + depths[b, i]. N is at most 256, D 1 to 256.
     seq_lens, num_nodes: [B] int32; depths: [B, N] int32. Nodes at and beyond num_nodes are left alone.
     cos, sin: [max_positions, rotary_dim / 2] float32 (`rope_table`), or None: no rotation. Positions beyond
         the table take its last row: make it long enough.
@@ -106,7 +106,8 @@ def tree_attention(
     """Attention of every tree node to the seq_lens[b] committed rows, to its ancestors and to itself.
 
     q: [B, N, Hq, D], rotated (`append_kv`), of the cache's dtype, or any of float32, bfloat16 and float16 for
-        a cache of float8_e4m3fn; Hq a multiple of the cache's heads, D one of 64, 80, 96, 128, 192, 256.
+        a cache of float8_e4m3fn; N at most 256, Hq a multiple of the cache's heads, D one of 64, 80, 96,
+        128, 192, 256.
     seq_lens, num_nodes: [B] int32. Node i of request b has its key at row seq_lens[b] + i.
     mask: [B, N, ceil(N / 32)] int32, ancestor-or-self bits. A node always sees itself.
     softmax_scale: default 1 / sqrt(D). window: a node sees the last `window` positions, itself included; 0:

@@ -123,7 +123,7 @@ def extend_draft(
 ) -> Tensor | None:
     """Runs the head over committed rows, any number per request, and fills its cache.
 
-    Row i of a request pairs target feature i with the token that follows it (SEMANTICS.md 2.1), is written at
+    Row i of a request pairs target feature i with the token that follows it, is written at
     row ``seq_lens + i`` and stands at that RoPE position. A prompt of n tokens has n - 1 such rows; the last
     feature and the first token chosen go to `draft`.
 
@@ -173,10 +173,10 @@ def draft(
     """The draft phase: extends the cache along the accepted path, grows `levels` levels by top-k, or the
     nodes of a static tree, keeps the best nodes.
 
-    EAGLE-2's dynamic tree (arXiv 2406.16858; SEMANTICS.md 2.2), or with `shape` EAGLE-1's static one (arXiv
-    2401.15077; SEMANTICS.md 2.4), over either kind of head. The root of the new tree is
+    EAGLE-2's dynamic tree (arXiv 2406.16858, section 4), or with `shape` EAGLE-1's static one (arXiv
+    2401.15077, appendix A), over either kind of head. The root of the new tree is
     ``target_tokens[b, path[num_accepted]]``. With `temperature`, candidates are ranked with the
-    target's own noise (coupled drafting, NUMERICS.md): it changes what is proposed, never what comes out.
+    target's own noise (docs/coupled_drafting.md): it changes what is proposed, never what comes out.
 
     Args:
         features: ``[B, Nf, F]`` of the nodes that were verified, in the head's dtype; any strides for B and
@@ -189,15 +189,17 @@ def draft(
             more rows; rows without room are not written.
         max_nodes: Width N of the tree, root included, 1 to 256; taken from `out` when that is given; default
             with a shape: its nodes and the root.
-        top_k: Children looked at per node and nodes expanded per level, 1 to 32. Taken from `shape`.
-        levels: Depth of the deepest node, 1 to 31 (any number with top_k = 1). With a shape: how many of its
-            levels are grown, by default all.
+        top_k: Children looked at per node and nodes expanded per level, 1 to 32, at most the draft
+            vocabulary. Taken from `shape`.
+        levels: Depth of the deepest node, 1 to 31 (more with top_k = 1); at most 8192 candidates
+            ``top_k + (levels - 1) * top_k**2``. With a shape: how many of its levels are grown, by default
+            all.
         shape: A static tree: all its nodes that the head can give a token are proposed; where `max_nodes` or
             `node_limit` is smaller, the best of them. None: dynamic.
         node_limit: ``[B]`` int32, nodes wanted per request, at most N.
         temperature, seeds: ``[B]`` float32 and int64, the request's sampling parameters; None: uncoupled.
-        tau: Softens the confidence of coupled candidates, 1 to 1.5.
-        order: ``"path"`` or ``"candidate"`` (CONTRACTS.md).
+        tau: > 0, softens the confidence of coupled candidates (useful: 1 to 1.5).
+        order: ``"path"`` or ``"candidate"``, see `build_tree`.
         out: A `DraftTree` of width N; allocated when omitted.
         workspace: As in `extend_draft`, of `draft_workspace_bytes`.
 

@@ -99,7 +99,7 @@ def compact_kv(
     path[b, i] == i. Entries below i or at or beyond max_nodes are malformed: the request is left alone from
     there on.
 
-    caches: one KVCache a layer, of float32, bfloat16, float16, int32, int8, uint8, bool or
+    caches: one KVCache a layer, of float32, bfloat16, float16, int32, int8, uint8 or
         float8_e4m3fn, no memory twice. All share one page table: `page_table`, or
         that of the first cache. Factors for a whole tensor stay as they are.
     path: [B, P] int32, node indices from the root, as `verify` returns them.

@@ -277,8 +277,8 @@ def expand_tree(
         log_probs: ``[B, R, K]`` float32.
         candidates: this level's slice is written.
         beam: read (level > 1) and written.
-        level: level of the new candidates, from 1. levels: levels of the whole tree; at most 31 where K > 1;
-            default: the shape's.
+        level: level of the new candidates, from 1. levels: levels of the whole tree; at most 31 where K > 1
+            and ``K + (levels - 1) * K**2`` candidates at most 8192; default: the shape's.
         num_accepted: ``[B]`` int32; negative: the request is absent and left alone.
         shape: A static tree of this K and at least `levels` levels: candidates outside score -inf, and so do
             rows of the beam without a node (candidate -1, token 0). None: dynamic.

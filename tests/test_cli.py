@@ -60,6 +60,8 @@ def test_speculation_changes_the_metrics_and_not_the_tokens(folders, sampling):
 
 def test_a_quantised_head_changes_the_drafts_and_not_the_tokens(folders):
     plain = generate(folders, "--prompt", "Hello")[0]
+    (off,) = generate(folders, "--prompt", "Hello", "--head-format", "int8", "--no-speculate")
+    assert off["tokens"] == plain["tokens"]
     for weights in ("int8", "int4"):
         (drafted,) = generate(folders, "--prompt", "Hello", "--head-format", weights)
         assert drafted["tokens"] == plain["tokens"]

@@ -161,7 +161,7 @@ def generate(
         notes,
         target,
         head if speculate else None,
-        head_format=head_format,
+        head_format=head_format if speculate else None,
         dtype=dtype,
         tree=tree,
         max_batch=min(4, len(texts)),

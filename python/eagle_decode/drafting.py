@@ -20,7 +20,8 @@ from eagle_decode.sequence import Batch
 class Drafter(Protocol):
     """What the loop asks of a drafter: `propose`. The rest is optional, and read where it is present.
 
-    levels: depth of the deepest node it proposes. max_nodes: nodes of its widest tree, the root included.
+    levels: depth of the deepest node it proposes; absent: 4, and what lies deeper is never accepted.
+    max_nodes: nodes of its widest tree, the root included; absent: 8. Wider ones are an error.
     feature_layers: what the target captures for it (`models.base.Target.forward`); absent or None: nothing.
     admit(row, tokens, features): a request joins as row `row`; features [T, F] of its prompt's tokens but the
         last, and for each of them the token that followed it, [T] int32.

@@ -36,10 +36,14 @@ class Engine:
 
     target: see `models.base.Target`. head: a LoadedHead, or a checkpoint's folder; head_format: quantises its
         weights, see `LoadedHead.with_weights`. tokenizer: transformers';
-        needed for prompts and stop strings given as text.
+        needed for prompts and stop strings given as text. Text is continued as it stands, without a chat
+        template (`models.tokenizer.chat_prompt` applies one).
     levels, draft_top_k, max_nodes: the draft tree's depth, the children tried per node, and the nodes that
-        are verified, root included (at most 256; 1: plain decoding). Default: 4, 4, 8.
-    tree_shape: a static tree instead of these three, which every cycle verifies whole.
+        are verified, root included (at most 256; 1: plain decoding). Default: 4, 4, 8. draft_top_k is at
+        most 32 and the draft vocabulary, levels at most 31 where it is above 1, K + (levels - 1) K^2 at most
+        8192.
+    tree_shape: a static tree instead of these three, which every cycle verifies whole, as far as the budget
+        can use it.
     max_batch: requests that run at a time; more wait for a free row. max_length: tokens of the longest
         request, prompt included (default: what the target was made for, at most 4096).
     coupling, tau: see HeadDrafter. draft: any Drafter instead of a head, with a tree of its own.

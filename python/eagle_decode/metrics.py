@@ -35,7 +35,7 @@ class Metrics:
     cycles: int = 0
     plain_cycles: int = 0  # cycles of a speculative run without draft tokens: the budget left no use for them
     draft_tokens: int = 0  # proposed tree nodes, roots not counted
-    cut_tokens: int = 0  # emitted by a cycle, then dropped because a stop string ended before them
+    cut_tokens: int = 0  # emitted by a cycle, then dropped: a stop string or an error ended before
     accepted_lengths: list[int] = field(default_factory=list)  # [i]: cycles that accepted i draft tokens
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 

@@ -47,8 +47,8 @@ class SamplingParams:
     logit_bias: {token id: value} added to logits, before the penalties; -inf bans.
     min_new_tokens: stop tokens are not allowed among the first so many; stop strings are.
     allowed_tokens, banned_tokens: ids; None: all are allowed. logits_mask: a LogitsMask, asked for every node
-        of every tree, on the host; so it costs a transfer per cycle. Where nothing that is allowed has a
-        logit above -inf, or the function raises, the request ends with an error (`Result.error`).
+        that can be reached, on the host; so it costs a transfer per cycle. Where nothing that is allowed has
+        a logit above -inf, or the function raises, the request ends with an error (`Result.error`).
     n: samples of the prompt; sample i uses seed + i.
     top_k_top_p: "sequential" applies top-p to what top-k left, renormalised; "joint" to the whole
         distribution.

@@ -27,7 +27,9 @@ def train(
         str | None, typer.Option(help="of the answers that the target writes, comma-separated")
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="user turns for the target to answer first")] = None,
-    init: Annotated[str | None, typer.Option(help="folder of a head to continue from, or `demo`")] = None,
+    init: Annotated[
+        str | None, typer.Option(help="folder of a head of this recipe to continue from, or `demo`")
+    ] = None,
     eval_prompts: Annotated[Path | None, typer.Option(help="prompts to measure on, never trained on")] = None,
     num_eval_prompts: int = 12,
     draft_vocab_size: Annotated[

@@ -1,7 +1,7 @@
 """Reads a draft head: detects its format from the tensors first and the configuration second, and checks
 every one.
 
-Supported (CHECKPOINTS: A, B and C): the official EAGLE-1/2 and EAGLE-3 layouts and SpecForge's EAGLE-3 with
+Supported: the official EAGLE-1/2 and EAGLE-3 layouts and SpecForge's EAGLE-3 with
 its 3.1 norms. A missing, unexpected or misshapen tensor is a ValueError that names it; nothing is ever filled
 in at random.
 Methods: EAGLE (arXiv 2401.15077), EAGLE-2 (arXiv 2406.16858), EAGLE-3 (arXiv 2503.01840).
