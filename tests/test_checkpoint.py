@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from eagle_decode.models import checkpoint as module
-from eagle_decode.models.checkpoint import complete_config, load_checkpoint, resolve_target
+from eagle_decode.models import gguf_file
+from eagle_decode.models.checkpoint import load_checkpoint, resolve_target
+from eagle_decode.models.stored import complete_config
 
 CONFIG = {
     "model_type": "llama",
@@ -114,6 +116,47 @@ def test_untied_checkpoint_without_output_projection_is_refused(tmp_path):
         _ = load_checkpoint(folder).lm_head
 
 
+@pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "bitsandbytes"])
+def test_a_quantised_checkpoint_is_refused(tmp_path, method):
+    config = CONFIG | {"quantization_config": {"quant_method": method}}
+    folder = write_folder(tmp_path / "model", random_tensors(), config=config)
+    with pytest.raises(ValueError, match=f"not quantised, got quantization_config {method}"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_codes_are_never_taken_for_weights(tmp_path, dtype):
+    """Of a checkpoint whose configuration says nothing of them."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    tensors = random_tensors()
+    tensors[name] = torch.ones_like(tensors[name]).to(dtype)
+    checkpoint = load_checkpoint(write_folder(tmp_path / "model", tensors))
+    with pytest.raises(ValueError, match=f"{name}: expected floating-point .*, got {dtype}"):
+        _ = checkpoint.tensors[name]
+
+
+def test_damaged_checkpoints_are_named(tmp_path):
+    tensors = random_tensors()
+    folder = write_folder(tmp_path / "model", tensors)
+    checkpoint = load_checkpoint(folder)
+    assert "model.norm.bias" not in checkpoint.tensors
+    with pytest.raises(ValueError, match="model: missing tensor model.norm.bias"):
+        _ = checkpoint.tensors["model.norm.bias"]
+    for key in ("num_attention_heads", "vocab_size", "num_hidden_layers"):
+        with pytest.raises(ValueError, match=f"test: {key}: expected an integer of at least 1, got None"):
+            complete_config({name: value for name, value in CONFIG.items() if name != key}, "test")
+        with pytest.raises(ValueError, match=f"test: {key}: expected an integer of at least 1, got 0"):
+            complete_config(CONFIG | {key: 0}, "test")
+    other = write_folder(tmp_path / "other", tensors, config=CONFIG | {"vocab_size": 65})
+    for table in ("embedding", "lm_head"):
+        with pytest.raises(ValueError, match=r"expected \[vocab_size, hidden_size\] = \[65, 32\], got \[64"):
+            getattr(load_checkpoint(other), table)
+    for content in (b"version https://git-lfs.github.com/spec/v1\n", b""):
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(ValueError, match="model.safetensors is not a safetensors file"):
+            load_checkpoint(folder)
+
+
 def test_generation_config_adds_stop_tokens(tmp_path):
     folder = write_folder(tmp_path / "model", random_tensors())
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
@@ -180,8 +223,8 @@ def write_gguf(path: Path, tensors: dict[str, torch.Tensor], architecture: str =
     writer.add_rope_freq_base(5000.0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    stems = {v: k for k, v in module._GGUF_LAYER.items()}
-    tops = {v: k for k, v in module._GGUF_TOP.items()}
+    stems = {v: k for k, v in gguf_file._GGUF_LAYER.items()}
+    tops = {v: k for k, v in gguf_file._GGUF_TOP.items()}
     for name, tensor in tensors.items():
         if name in tops:
             stored_name = tops[name]

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from eagle_decode.heads import LoadedHead, head_from_tensors
-from eagle_decode.models.checkpoint import Checkpoint, complete_config
+from eagle_decode.models.checkpoint import Checkpoint
 from eagle_decode.models.llama import LlamaTarget
+from eagle_decode.models.stored import complete_config
 from random_heads import random_head
 
 

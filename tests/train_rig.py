@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from eagle_decode.models.checkpoint import Checkpoint, complete_config
+from eagle_decode.models.checkpoint import Checkpoint
+from eagle_decode.models.stored import complete_config
 from eagle_decode.train.head import EagleHead, HeadConfig
 
 VOCAB, STOP = 48, 2

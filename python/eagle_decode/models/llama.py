@@ -96,7 +96,7 @@ class LlamaTarget:
         self._scale = self._head_dim**-0.5
         _refuse_unsupported(config, checkpoint.source)
 
-        self._embedding = checkpoint.tensors["model.embed_tokens.weight"]
+        self._embedding = checkpoint.embedding
         if dtype is not None:
             self._embedding = self._embedding.to(dtype)
         self.dtype, self.device = self._embedding.dtype, self._embedding.device

@@ -49,7 +49,7 @@ class TorchTarget:
         def optional(name: str) -> Tensor | None:
             return take(name) if name in tensors else None
 
-        self.embedding = take("model.embed_tokens.weight")
+        self.embedding = checkpoint.embedding.to(self.device, dtype)
         tied = "lm_head.weight" not in tensors
         self.lm_head = self.embedding if tied else checkpoint.lm_head.to(self.device, dtype)
         self.final_norm = take("model.norm.weight")
