@@ -309,6 +309,7 @@ def test_nothing_is_made_where_nothing_is_asked_for(target, monkeypatch):
         ({"logits_mask": 3}, "logits_mask: expected a function or None, got 3"),
         ({"top_logprobs": 33}, "top_logprobs: expected an integer from 0 to 32, got 33"),
         ({"temperature": -1}, "temperature: expected a finite number >= 0, got -1.0"),
+        ({"temperature": 10**400}, f"temperature: expected a finite number, got {10**400}"),
         ({"temperature": math.nan}, "temperature: expected a finite number, got nan"),
         ({"logprobs": 5}, "logprobs: expected True or False, got 5"),
         ({"ignore_eos": "no"}, "ignore_eos: expected True or False, got 'no'"),

@@ -397,6 +397,36 @@ def test_prompts_of_every_kind():
         assert [result.text for result in engine.generate(prompts, params)] == ["ello"]
 
 
+def test_numbers_in_tensors_are_tokens_of_one_prompt():
+    engine = Engine(ScriptedTarget({5: list(b"ello")}))
+    for prompts in (list(torch.tensor([5, 6, 7])), [np.array(5), np.array(6), np.array(7)]):
+        (result,) = engine.generate(prompts, SamplingParams(max_new_tokens=1))
+        assert result.metrics.prompt_tokens == 3
+
+
+class Rootless(OracleDrafter):
+    """Spoils the tree of one row."""
+
+    def __init__(self, token: int | None):
+        super().__init__({0: [1] * 20}, levels=2, max_nodes=4, vocab_size=9)
+        self._token = token
+
+    def propose(self, batch):
+        tree = super().propose(batch)
+        if self._token is None:
+            tree.num_nodes[0] = 0
+        else:
+            tree.tokens[0, 0] = self._token
+        return tree
+
+
+@pytest.mark.parametrize(("token", "got"), [(None, "no node"), (3, "3")])
+def test_a_drafter_starts_from_the_root(token, got):
+    engine = Engine(ScriptedTarget({7: [1] * 20}), draft=Rootless(token))
+    with pytest.raises(ValueError, match=f"^draft: expected the root 1 in row 0 of the tree, got {got}$"):
+        engine.generate([7], SamplingParams(max_new_tokens=9))
+
+
 def test_shapes_are_checked(target):
     head = tiny_head("eagle3", target, draft_vocab=8)
     for options, message in [

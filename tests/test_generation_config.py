@@ -53,6 +53,13 @@ def test_what_is_not_implemented_is_said(name, value):
         assert default_sampling({name: value, "top_p": 0.5}) == SamplingParams()
 
 
+def test_our_own_limit_gives_way_to_the_files_least():
+    assert default_sampling({"min_new_tokens": 200}).max_new_tokens == 200
+    assert default_sampling({"min_new_tokens": 20}).max_new_tokens == SamplingParams().max_new_tokens
+    with pytest.raises(ValueError, match="min_new_tokens"):
+        default_sampling({"min_new_tokens": 200, "max_new_tokens": 100})
+
+
 def test_values_out_of_range_name_the_file():
     with pytest.raises(ValueError, match="^generation_config.json: temperature: expected .* got -1"):
         default_sampling({"do_sample": True, "temperature": -1})

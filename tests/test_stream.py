@@ -135,6 +135,14 @@ def test_a_request_that_waits_is_cancelled_before_its_prompt_runs():
     assert engine.target.passes == passes
 
 
+def test_a_request_whose_turn_comes_before_the_notice_of_its_end():
+    """`cancel` in another thread may be between its two halves."""
+    engine = scripted_engine(SCRIPTS, max_batch=1)
+    stream = engine.stream([[7], [8]], SamplingParams(max_new_tokens=1))
+    stream._queue.requests[1].cancelled = True
+    assert [(chunk.request, chunk.finish_reason) for chunk in stream] == [(0, "length"), (1, "cancelled")]
+
+
 def test_what_has_ended_is_not_cancelled():
     engine = scripted_engine(SCRIPTS, max_batch=2)
     stream = engine.stream([[7], [8]], [SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=9)])

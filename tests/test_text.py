@@ -30,6 +30,26 @@ def test_stop_string_cuts_tokens_text_and_logprobs_alike():
             assert result.stop_reason in stop if isinstance(stop, tuple) else result.stop_reason == stop
 
 
+class PieceTokenizer:
+    """Decodes as SentencePiece does: every word brings its space, and the first one loses it."""
+
+    WORDS = ("", "▁Hello", "▁world", ",", "▁and")  # 0: special
+
+    def decode(self, ids, **_):
+        return "".join(self.WORDS[i] for i in ids).replace("▁", " ").removeprefix(" ")
+
+
+@pytest.mark.parametrize("special", [[0], [0, 0, 0]])
+def test_spaces_behind_special_tokens_stay(special):
+    tokens = [*special, 1, *special, 2, *special, 3, 4, 2]
+    stream = TextStream(PieceTokenizer())
+    assert [stream.push([token]) for token in tokens] == [None] * len(tokens)
+    assert stream.take(final=True) == PieceTokenizer().decode(tokens) == "Hello world, and world"
+    stream = TextStream(PieceTokenizer(), ("lo wor",))
+    assert stream.push(tokens) == 2 * len(special) + 2
+    assert stream.take(final=True) == "Hel"
+
+
 STREAMED = "naïve café — 東京 🙂🙂 <en <end> never"
 
 

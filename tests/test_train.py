@@ -7,6 +7,7 @@ import json
 import random
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,23 @@ def test_shards_read_back_and_are_extracted_once(target, dialogues, tmp_path):
         assert a.prompt_length == b.prompt_length
         for name in ("tokens", "features", "teacher_ids", "teacher_probs", "target_best"):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+def test_shards_of_other_text_targets_or_layers_are_made_anew(target, dialogues, tmp_path):
+    ids = torch.arange(VOCAB)
+
+    def same_file(other_target, other_dialogues, layers) -> bool:
+        FeatureStore(tmp_path, target, dialogues, (2, 3, 4), ids, shard_tokens=150).load(0)
+        path = tmp_path / "shard-00000.safetensors"
+        before = path.read_bytes()
+        FeatureStore(tmp_path, other_target, other_dialogues, layers, ids, shard_tokens=150).load(0)
+        return path.read_bytes() == before
+
+    assert same_file(target, dialogues, (2, 3, 4))
+    assert not same_file(target, dialogues, (1, 3, 4))
+    assert not same_file(target, dialogues[1:], (2, 3, 4))
+    assert not same_file(TorchTarget(tiny_checkpoint(seed=1), dtype=torch.float32), dialogues, (2, 3, 4))
+    assert TorchTarget(tiny_checkpoint(), dtype=torch.bfloat16).fingerprint() == target.fingerprint()
 
 
 def test_shards_of_another_draft_vocabulary_get_new_teachers_from_their_features(target, dialogues, tmp_path):
@@ -347,6 +365,35 @@ def test_a_checkpoint_of_other_settings_is_refused(target, dialogues, tmp_path):
     other = small_trainer(target, dialogues, tmp_path / "features", Settings(batch_tokens=130))
     with pytest.raises(ValueError, match="another work_dir"):
         other.restore(tmp_path / "checkpoint.pt")
+
+
+def test_a_checkpoint_of_another_draft_vocabulary_is_refused(target, dialogues, tmp_path):
+    """Rows would be taught other tokens than those that they stand for."""
+    trainer = small_trainer(target, dialogues, tmp_path / "features", Settings(batch_tokens=120))
+    ids = trainer.head.draft_ids.clone()
+    trainer.save(tmp_path / "checkpoint.pt")
+    trainer.head.draft_ids.copy_((ids + 1) % VOCAB)
+    with pytest.raises(ValueError, match="a head of another draft vocabulary, .* another work_dir"):
+        trainer.restore(tmp_path / "checkpoint.pt")
+    trainer.head.draft_ids.copy_(ids)
+    trainer.restore(tmp_path / "checkpoint.pt")
+    trainer.head.lm_head.weight = torch.nn.Parameter(trainer.head.lm_head.weight[1:].detach().clone())
+    with pytest.raises(ValueError, match="a head of another size"):
+        trainer.restore(tmp_path / "checkpoint.pt")
+
+
+def test_a_batch_without_anything_to_learn_changes_nothing(target, dialogues, tmp_path):
+    trainer = small_trainer(target, dialogues, tmp_path / "features", Settings(batch_tokens=120))
+    load = trainer.load_shard
+
+    def hopeless(shard):
+        return [replace(e, target_best=torch.full_like(e.target_best, -1)) for e in load(shard)]
+
+    trainer.load_shard = hopeless
+    before = [parameter.clone() for parameter in trainer.head.parameters()]
+    trainer.advance(0.5)
+    assert (trainer.step_count, trainer.loss) == (1, 0.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.head.parameters(), strict=True))
 
 
 def test_training_raises_the_acceptance(target, dialogues, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from eagle_decode.train import data
@@ -56,5 +57,16 @@ def test_reading_dialogues_and_prompts(tmp_path):
         data.Dialogue((1, 2), (3, 4, 5, 6, 7)),
         data.Dialogue((1,) * 5, (0, 1, 2, 3)),
     ]
+    for line, message in (
+        ('{"messages": []}', r"line 2: p: expected a list of token ids, got None"),
+        ('{"p": "text", "r": [1, 2, 3, 4]}', "line 2: p: expected a list of token ids, got 'text'"),
+        ('{"p": [], "r": [1, 2, 3, 4]}', "line 2: p: expected at least one token, got none"),
+        ('{"p": [1], "r": [1, 2, 3, 48]}', "line 2: r: expected token ids from 0 to 47, got 48"),
+        ('{"p": [-1], "r": [1, 2, 3, 4]}', "line 2: p: expected token ids from 0 to 47, got -1"),
+        ("[1, 2]", "line 2: expected an object, got list"),
+    ):
+        path.write_text(json.dumps(lines[0]) + "\n" + line + "\n")
+        with pytest.raises(ValueError, match=message):
+            data.read_dialogues(path, vocab_size=48)
     path.write_text('{"turns": ["first", "second"]}\n\nplain text\n{"prompt": "third"}\n')
     assert data.read_prompts(path) == ["first", "plain text", "third"]

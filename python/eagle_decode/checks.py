@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import numbers
 
-from eagle_cuda.tree import TreeShape
+import torch
+
+from eagle_cuda.tree import DraftTree, TreeShape
 from eagle_decode.heads.loaded import LoadedHead
 from eagle_decode.models.base import Target
 from eagle_decode.sampling import integer
+from eagle_decode.sequence import Batch
 
 
 def check_target(target: Target) -> None:
@@ -44,6 +47,18 @@ def check_draft(draft: object, **of_a_head: object) -> None:
     for name, value in of_a_head.items():
         if value is not None:
             raise ValueError(f"{name}: expected None beside a draft, got both")
+
+
+def check_roots(tree: DraftTree, batch: Batch) -> None:
+    """Raises for a tree of a Drafter whose root is not the request's next token: everything behind another
+    one would be wrong. Not on GPUs, where reading it would hold up the cycle."""
+    if tree.tokens.device.type != "cpu":
+        return
+    found, wanted = torch.where(tree.num_nodes > 0, tree.tokens[:, 0], -1), batch.next_tokens
+    if not torch.equal(found, wanted):
+        row = int((found != wanted).nonzero()[0])
+        got = "no node" if found[row] < 0 else int(found[row])
+        raise ValueError(f"draft: expected the root {int(wanted[row])} in row {row} of the tree, got {got}")
 
 
 def check_coupling(coupling: float | None) -> None:

@@ -98,6 +98,12 @@ def run_demo(
     return all(comparison.identical for comparison in comparisons)
 
 
+def _joint_rate(tokens: Sequence[int], rates: Sequence[float]) -> float:
+    """Of several texts with a rate each; those that ended before the first cycle have none."""
+    timed = [(count, rate) for count, rate in zip(tokens, rates, strict=True) if rate]
+    return sum(count for count, _ in timed) / sum(count / rate for count, rate in timed) if timed else 0.0
+
+
 def show_figures(
     console: Console, comparisons: Sequence[Comparison], repeats: int, setting: str = ""
 ) -> None:
@@ -107,7 +113,7 @@ def show_figures(
         identical = "yes" if all(c.identical for c in of) else "NO"
         tokens = [len(c.streamed) for c in of]
         plain, speculative = (
-            sum(tokens) / sum(n / rate for n, rate in zip(tokens, rates, strict=True))
+            _joint_rate(tokens, rates)
             for rates in ([c.plain_rate for c in of], [c.speculative_rate for c in of])
         )
         metrics = Metrics()
@@ -119,7 +125,7 @@ def show_figures(
             metrics.tokens_per_cycle,
             f"{plain:.1f}",
             f"{speculative:.1f}",
-            f"{speculative / plain:.2f}x",
+            f"{speculative / plain:.2f}x" if plain and speculative else "-",
             identical,
         ]
 

@@ -18,7 +18,15 @@ from eagle_cuda.sampling import Sampled, sample_tokens
 from eagle_cuda.tree import DraftTree, TreeShape
 from eagle_cuda.verify import Accepted, verify
 from eagle_decode import faults
-from eagle_decode.checks import check_coupling, check_draft, check_head, check_target, check_tau, tree_size
+from eagle_decode.checks import (
+    check_coupling,
+    check_draft,
+    check_head,
+    check_roots,
+    check_target,
+    check_tau,
+    tree_size,
+)
 from eagle_decode.drafting import Drafter, HeadDrafter, RootDrafter, move_rows, rows_of
 from eagle_decode.generation_config import default_sampling
 from eagle_decode.heads.loaded import LoadedHead
@@ -105,7 +113,7 @@ class Engine:
                 max_length=max_length, levels=levels, top_k=draft_top_k, max_nodes=max_nodes,
                 tree_shape=tree_shape, coupling=coupling, tau=tau,
             )  # fmt: skip
-        self.drafter = draft
+        self.drafter, self._foreign = draft, head is None and draft is not None
         self._levels = getattr(draft, "levels", levels)
         self._max_nodes = getattr(draft, "max_nodes", max_nodes)
         # Behind the last committed token stand the nodes of a tree, however near the end of the context.
@@ -183,6 +191,8 @@ class Engine:
         clock = Clock()
         tree = drafter.propose(batch)
         clock.lap("draft")
+        if self._foreign:
+            check_roots(tree, batch)
         batch.begin_cycle(tree.tokens.shape[1])
         logits = self._forward(tree, batch, drafter)
         clock.lap("target")
@@ -274,7 +284,9 @@ class Engine:
         without any, an ended one's row is dropped."""
         while waiting:
             request = waiting.popleft()
-            if request.cancelled:
+            if request.cancelled:  # its notice may be on the way from another thread
+                if request.finish_reason is None:
+                    yield self._end(request, "cancelled")
                 continue
             if request.budget == 0:
                 yield self._end(request, "length")

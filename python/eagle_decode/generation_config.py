@@ -41,6 +41,9 @@ def default_sampling(config: Mapping[str, Any]) -> SamplingParams:
     if config.get("do_sample"):
         given["temperature"] = 1.0
         given |= {name: config[name] for name in _SAMPLING if config.get(name) is not None}
+    least = given.get("min_new_tokens")
+    if isinstance(least, int) and "max_new_tokens" not in given:  # our own default gives way
+        given["max_new_tokens"] = max(SamplingParams().max_new_tokens, least)
     unknown = [
         f"{name} = {config[name]!r}"
         for name, neutral in _UNKNOWN.items()

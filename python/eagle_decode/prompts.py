@@ -28,7 +28,7 @@ def make_requests(
         prompts = prompts.tolist()
     if not isinstance(prompts, Sequence):
         raise ValueError(f"prompts: expected text or token ids, or a list of them, got {prompts!r:.80}")
-    if isinstance(prompts, str) or (len(prompts) and not hasattr(prompts[0], "__len__")):
+    if isinstance(prompts, str) or (len(prompts) and _is_one(prompts[0])):
         prompts = [prompts]
     if isinstance(sampling, SamplingParams):
         sampling = [sampling] * len(prompts)
@@ -61,6 +61,11 @@ def make_requests(
                 )
             )
     return requests
+
+
+def _is_one(item: Any) -> bool:
+    """Whether it is a token id and no prompt: a number, or a tensor of one."""
+    return not hasattr(item, "__len__") or getattr(item, "ndim", None) == 0
 
 
 def _tokens(name: str, prompt: Any, tokenizer: Any, vocab_size: int, max_length: int) -> list[int]:

@@ -219,7 +219,7 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
 def _number(name: str, value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, (bool, str)) or not math.isfinite(number):
         raise ValueError(f"{name}: expected a finite number, got {value!r}")

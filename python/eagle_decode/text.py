@@ -27,7 +27,8 @@ class TextStream:
         self._tokens: list[int] = []
         # A decoder may write a token's leading space or bytes depending on what stands before it. Tokens from
         # _begin on are therefore decoded together; _done characters of them are in _text. At _begin and at
-        # _read no character was cut.
+        # _read no character was cut, and those from _begin to _read have text: behind special tokens alone a
+        # leading space would be lost.
         self._begin = self._read = self._done = 0
         self._text = ""
         self._taken = 0
@@ -73,9 +74,8 @@ class TextStream:
             if found:
                 at, self.stopped_by = min(found)
                 self._text = self._text[:at]
-        if stable == window and self._read < len(self._tokens):
-            self._begin, self._read = self._read, len(self._tokens)
-            self._done = len(self._decoded(self._tokens[self._begin :]))
+        if stable == window and (tail := self._decoded(self._tokens[self._read :])):
+            self._begin, self._read, self._done = self._read, len(self._tokens), len(tail)
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         if not tokens:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,23 +40,41 @@ class Dialogue:
         return len(self.prompt) + len(self.response)
 
 
-def read_dialogues(path: str | Path, max_tokens: int = 1024) -> list[Dialogue]:
+def read_dialogues(path: str | Path, max_tokens: int = 1024, vocab_size: int | None = None) -> list[Dialogue]:
     """Reads a dialogue file; answers are cut so that a dialogue holds at most `max_tokens`.
 
     Dialogues with an answer shorter than 4 tokens teach nothing and are left out, as are half-written last
-    lines.
+    lines. Raises ValueError, with the line, where `p` or `r` are no token ids (below `vocab_size`).
     """
     dialogues = []
     with open(path, encoding="utf-8") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            response = entry["r"][: max(0, max_tokens - len(entry["p"]))]
+            prompt, response = _ids_of(entry, vocab_size, f"{path}, line {number}")
+            response = response[: max(0, max_tokens - len(prompt))]
             if len(response) >= 4:
-                dialogues.append(Dialogue(tuple(entry["p"]), tuple(response)))
+                dialogues.append(Dialogue(tuple(prompt), tuple(response)))
     return dialogues
+
+
+def _ids_of(entry: Any, vocab_size: int | None, where: str) -> tuple[list[int], list[int]]:
+    """`p` and `r` of a line, checked."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: expected an object, got {type(entry).__name__}")
+    for name in ("p", "r"):
+        ids = entry.get(name)
+        if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+            raise ValueError(f"{where}: {name}: expected a list of token ids, got {ids!r:.60}")
+        bad = [token for token in ids if token < 0 or (vocab_size is not None and token >= vocab_size)]
+        if bad:
+            most = "" if vocab_size is None else f" to {vocab_size - 1}"
+            raise ValueError(f"{where}: {name}: expected token ids from 0{most}, got {bad[0]}")
+    if not entry["p"]:
+        raise ValueError(f"{where}: p: expected at least one token, got none")
+    return entry["p"], entry["r"]
 
 
 def read_prompts(path: str | Path) -> list[str]:
@@ -202,10 +221,15 @@ def generate_dialogues(
     response tokens of each batch.
 
     Given prompts are answered once each, at one of the temperatures each, before the target invents user
-    turns by itself.
+    turns by itself. What `out` holds already is not written again: its prompts are passed over, and the rest
+    is drawn by other random numbers.
     """
-    started, generator = time.monotonic(), torch.Generator(target.device).manual_seed(seed)
-    chooser, waiting = random.Random(seed), list(prompts or [])
+    started, (there, answered) = time.monotonic(), _written_so_far(Path(out))
+    random_seed = seed + 1_000_003 * there
+    generator = torch.Generator(target.device).manual_seed(random_seed)
+    chooser, waiting = random.Random(random_seed), list(prompts or [])
+    if answered:
+        waiting = [turn for turn in waiting if tuple(chat_prompt(tokenizer, turn)) not in answered]
     chooser.shuffle(waiting)
     written = False
     while not written or time.monotonic() - started < seconds:
@@ -228,6 +252,18 @@ def generate_dialogues(
                 file.write(json.dumps({"p": prompt, "r": answer, "k": source, "T": heat}) + "\n")
         written = True
         yield sum(map(len, answers))
+
+
+def _written_so_far(path: Path) -> tuple[int, set[tuple[int, ...]]]:
+    """Dialogues that the file holds and their prompts; a half-written last line is cut off."""
+    if not path.is_file():
+        return 0, set()
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        path.write_bytes(whole)
+    prompts = [tuple(json.loads(line)["p"]) for line in whole.splitlines()]
+    return len(prompts), set(prompts)
 
 
 def choose_draft_vocabulary(

@@ -115,7 +115,8 @@ class Drafter:
         Method: EAGLE-2 (Li et al., arXiv 2406.16858): each level expands the `top_k` nodes of highest path
         probability, and the best `num_nodes` - 1 candidates of all levels are kept.
         """
-        head, k, device = self.head, shape.top_k, self.hidden.device
+        head, device = self.head, self.hidden.device
+        k = min(shape.top_k, head.config.draft_vocab_size)
         values, ids = self._best(self.hidden, 0, k)
         tokens, scores = [head.draft_ids[ids[0]]], [values[0]]
         parents = [torch.full((k,), -1, device=device)]

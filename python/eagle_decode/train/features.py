@@ -12,6 +12,8 @@ and streamed in every later pass. A shard holds a flat list of dialogues:
                                     for 1 / n of what they leave
     target_best [A] int32           the best of them; -1 where the text goes on with an undraftable token
 
+and in its metadata `origin`, a hash of the text, the target and the feature layers that it was made from.
+
 Tokens outside the draft vocabulary are never scored: that would cost a fifth more. The drawn tokens make the
 expected cross-entropy that of the whole distribution: text written at temperature 1 takes a tenth of its
 tokens from behind the 64 best, and a head taught that these do not happen cannot draft them.
@@ -21,6 +23,7 @@ A dialogue of n tokens with a prompt of p has n - p answer rows: row j is the di
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 from collections.abc import Iterator
@@ -180,7 +183,7 @@ class FeatureStore:
     """Shards in a folder, extracted when first asked for and read back ever after.
 
     Every shard is a pure function of the dialogues, their order and the target, so that a run may stop
-    anywhere.
+    anywhere. One that was made from others (its `origin`) is extracted anew.
     """
 
     def __init__(
@@ -195,6 +198,7 @@ class FeatureStore:
         seed: int = 0,
     ):
         self.folder, self.target, self.layers, self.draft_ids = folder, target, layers, draft_ids
+        self._made_by = f"{target.fingerprint()} {tuple(layers)}"
         folder.mkdir(parents=True, exist_ok=True)
         order = list(dialogues)
         random.Random(seed).shuffle(order)
@@ -216,7 +220,8 @@ class FeatureStore:
     def load(self, shard: int) -> list[Example]:
         """The examples of a shard, extracted first if need be."""
         path = self.folder / f"shard-{shard:05d}.safetensors"
-        if path.is_file():
+        origin = self._origin(shard)
+        if path.is_file() and shard_origin(path) == origin:
             examples, draft_ids = read_shard(path)
             columns = sum(_num_best_and_drawn(self.draft_ids))
             whole = all(example.teacher_ids.shape[1] == columns for example in examples)
@@ -225,11 +230,15 @@ class FeatureStore:
             examples = renew_teachers(self.target, examples, self.layers, self.draft_ids)
         else:
             examples = extract_features(self.target, self._shards[shard], self.layers, self.draft_ids)
-        write_shard(path, examples, self.draft_ids)
+        write_shard(path, examples, self.draft_ids, origin)
         return examples
 
+    def _origin(self, shard: int) -> str:
+        text = [(dialogue.prompt, dialogue.response) for dialogue in self._shards[shard]]
+        return hashlib.sha256(f"{self._made_by} {text}".encode()).hexdigest()
 
-def write_shard(path: Path, examples: list[Example], draft_ids: Tensor) -> None:
+
+def write_shard(path: Path, examples: list[Example], draft_ids: Tensor, origin: str) -> None:
     """Writes a shard; it appears under its name only when it is complete."""
     from safetensors.torch import save_file
 
@@ -241,8 +250,15 @@ def write_shard(path: Path, examples: list[Example], draft_ids: Tensor) -> None:
     for name in ("tokens", "features", "teacher_ids", "teacher_probs", "target_best"):
         tensors[name] = torch.cat([getattr(example, name) for example in examples])
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    save_file(tensors, partial)
+    save_file(tensors, partial, {"origin": origin})
     os.replace(partial, path)
+
+
+def shard_origin(path: Path) -> str | None:
+    """What a shard says that it was made from."""
+    from safetensors import safe_open
+
+    return (safe_open(path, framework="pt").metadata() or {}).get("origin")
 
 
 def read_shard(path: Path) -> tuple[list[Example], Tensor | None]:

@@ -95,6 +95,12 @@ def train(
     settings = settings or Settings()
     if not temperatures or not all(0 <= heat < math.inf for heat in temperatures):
         raise ValueError(f"temperatures: expected some of at least 0, got {list(temperatures)}")
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"minutes: expected a finite number above 0, got {minutes}")
+    if max_steps is not None and max_steps < 1:
+        raise ValueError(f"max_steps: expected at least 1, got {max_steps}")
+    if num_eval_prompts < 0:
+        raise ValueError(f"num_eval_prompts: expected at least 0, got {num_eval_prompts}")
     for name in ("candidates", "num_columns"):
         if (value := getattr(settings, name)) < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
@@ -116,13 +122,13 @@ def train(
         f"{spent / 60:.1f} min spent before"
     )
 
-    budget = minutes * 60 - spent
     if data is None:
-        written = {"stops": stops, "seconds": 0.4 * budget, "seed": settings.seed}
+        written = {"stops": stops, "seconds": 0.4 * minutes * 60, "seed": settings.seed}
         written |= {"temperatures": temperatures, "prompts": read_prompts(prompts) if prompts else None}
         data = _write_dialogues(model, tokenizer, work, report, **written)
     paths = [data] if isinstance(data, (str, Path)) else data
-    dialogues = [dialogue for path in paths for dialogue in read_dialogues(path)]
+    limit = {"vocab_size": checkpoint.config["vocab_size"]}
+    dialogues = [dialogue for path in paths for dialogue in read_dialogues(path, **limit)]
     training, held_out = _hold_out(dialogues, 0 if eval_prompts else num_eval_prompts)
     if eval_prompts:
         held_out = [chat_prompt(tokenizer, text) for text in read_prompts(eval_prompts)[:num_eval_prompts]]
@@ -274,22 +280,28 @@ def _deferred_interrupt() -> Iterator[list[int]]:
 
 def _spent_seconds(work: Path) -> float:
     path = work / "checkpoint.pt"
-    return (
-        torch.load(path, map_location="cpu", weights_only=True, mmap=True)["seconds"]
-        if path.is_file()
-        else 0.0
-    )
+    if path.is_file():
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)["seconds"]
+    return _writing_seconds(work)
+
+
+def _writing_seconds(work: Path) -> float:
+    """What former runs spent on the dialogue file of the work folder."""
+    path = work / "dialogues.seconds"
+    return float(path.read_text()) if path.is_file() else 0.0
 
 
 def _write_dialogues(model, tokenizer, work: Path, report, *, seconds: float, **settings) -> Path:
-    """The dialogue file of the work folder, written now unless a former run has finished it."""
+    """The dialogue file of the work folder, to which this run adds unless a former one has finished it."""
     path, finished = work / "dialogues.jsonl", work / "dialogues.finished"
     if not finished.is_file():
-        total, started = 0, time.monotonic()
+        before = _writing_seconds(work)
+        total, started, seconds = 0, time.monotonic(), seconds - before
         for count in generate_dialogues(model, tokenizer, path, seconds=seconds, **settings):
             total += count
-            rate = total / (time.monotonic() - started)
-            left = (seconds - time.monotonic() + started) / 60
+            passed = time.monotonic() - started
+            (work / "dialogues.seconds").write_text(f"{before + passed:.1f}")
+            rate, left = total / passed, max(0.0, seconds - passed) / 60
             report(f"writing dialogues: {total} answer tokens, {rate:.0f} a second, {left:.1f} min left")
         finished.touch()
     return path

@@ -7,6 +7,7 @@ features by the thousand tokens); generation for users goes through the engine.
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import torch
@@ -67,12 +68,20 @@ class TorchTarget:
                     "o_bias": optional(attention + "o_proj.bias"),
                     "post_norm": take(layer + "post_attention_layernorm.weight"),
                     "gate_up": joined(layer + "mlp.", ("gate_proj", "up_proj"), "weight"),
+                    "gate_up_bias": joined(layer + "mlp.", ("gate_proj", "up_proj"), "bias"),
                     "down": take(layer + "mlp.down_proj.weight"),
+                    "down_bias": optional(layer + "mlp.down_proj.bias"),
                     "sliding": self.config["layer_types"][i] == "sliding_attention",
                 }
             )
         self._inverse_frequency, self._rope_scale = rope_frequencies(self.config)
         self._inverse_frequency = self._inverse_frequency.to(self.device)
+
+    def fingerprint(self) -> str:
+        """A hash of a part of every layer's weights, the same on every device and in every dtype."""
+        parts = [self.final_norm, self.lm_head[::61], *(layer["down"][::61] for layer in self.layers)]
+        words = torch.cat([part.to("cpu", torch.bfloat16).view(torch.int16).flatten() for part in parts])
+        return hashlib.sha256(words.numpy().tobytes()).hexdigest()
 
     def new_cache(self, batch: int, length: int) -> Tensor:
         """Zeroed keys and values [layers, 2, batch, kv heads, length, head_dim]."""
@@ -132,8 +141,8 @@ class TorchTarget:
                 attended.transpose(1, 2).reshape(batch, count, -1), layer["o"], layer["o_bias"]
             )
             x = F.rms_norm(hidden, hidden.shape[-1:], layer["post_norm"], eps)
-            gate, up = F.linear(x, layer["gate_up"]).chunk(2, -1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer["down"])
+            gate, up = F.linear(x, layer["gate_up"], layer["gate_up_bias"]).chunk(2, -1)
+            hidden = hidden + F.linear(F.silu(gate) * up, layer["down"], layer["down_bias"])
         return F.rms_norm(hidden, hidden.shape[-1:], self.final_norm, eps), [captured[i] for i in capture]
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -91,8 +91,9 @@ class Trainer:
         batch = collate(group, len(keep), generator, self.device, *size)
         weights = settings.level_decay, settings.acceptance_weight, settings.candidates
         loss, accuracy = unrolled_loss(self.head, self.embedding, batch, keep, *weights)
-        loss.backward()
-        self.optimizer.step(learning_rate_factor(progress, self.step_count))
+        if loss.requires_grad:  # else no row of the batch can be learnt from
+            loss.backward()
+            self.optimizer.step(learning_rate_factor(progress, self.step_count))
         self.average.update(self.head, self.step_count)
         self.step_count += 1
         self.tokens_seen += batch.num_tokens
@@ -141,14 +142,25 @@ class Trainer:
         os.replace(partial, path)
 
     def restore(self, path: Path) -> None:
-        """Takes up a checkpoint. Raises ValueError where it was made with other settings."""
+        """Takes up a checkpoint. Raises ValueError where it was made with other settings, or for a head of
+        another draft vocabulary or size."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         if state["settings"] != asdict(self.settings):
             raise ValueError(
                 f"{path}: the run was started with {state['settings']}, not {asdict(self.settings)}; "
                 "choose another work_dir or resume=False"
             )
-        self.head.load_state_dict(state.pop("head"))
+        mine, stored = self.head.state_dict(), state.pop("head")
+        sizes = [{name: tensor.shape for name, tensor in part.items()} for part in (mine, stored)]
+        other = "size" if sizes[0] != sizes[1] else None
+        if not other and not torch.equal(mine["draft_ids"], stored["draft_ids"]):
+            other = "draft vocabulary"
+        if other:
+            raise ValueError(
+                f"{path}: the run was started with a head of another {other}, which follows from the data "
+                "and the settings; choose another work_dir or resume=False"
+            )
+        self.head.load_state_dict(stored)
         self.optimizer.load_state_dict(state.pop("optimizer"))
         self.average.load_state_dict(state.pop("average"))
         state.pop("settings")
