@@ -42,10 +42,21 @@ def dialogues(target) -> list[data.Dialogue]:
 # ---- the target
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_target_equals_transformers(family):
+@pytest.mark.parametrize(
+    ("family", "mlp_bias"),
+    [("llama", False), ("llama", True), ("mistral", False), ("qwen2", False), ("qwen3", False)],
+)
+def test_target_equals_transformers(family, mlp_bias):
     transformers = pytest.importorskip("transformers")
     checkpoint = tiny_checkpoint(family)
+    if mlp_bias:
+        biases = {
+            name.replace("weight", "bias"): torch.linspace(-1, 1, len(tensor))
+            for name, tensor in checkpoint.tensors.items()
+            if ".mlp." in name
+        }
+        config = {**checkpoint.config, "mlp_bias": True}
+        checkpoint = replace(checkpoint, tensors={**checkpoint.tensors, **biases}, config=config)
     config = transformers.AutoConfig.for_model(**checkpoint.config)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -430,6 +441,37 @@ class ToyTokenizer:
 
     def decode(self, ids):
         return "".join(chr(97 + i % 26) for i in ids)
+
+
+def test_text_goes_on_where_it_was_stopped(target, tmp_path):
+    """Prompts answered once are not answered again, half a line is dropped, what follows is new."""
+    prompts = ["".join(chr(65 + i) for _ in range(6)) for i in range(12)]
+    options = {"stops": [STOP], "seconds": 0, "prompts": prompts, "max_new_tokens": 9}
+    path = tmp_path / "dialogues.jsonl"
+
+    def write(batch_size: int) -> list[dict]:
+        list(data.generate_dialogues(target, ToyTokenizer(), path, batch_size=batch_size, **options))
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    first = write(5)
+    with open(path, "a") as file:
+        file.write('{"p": [1, 2], "r": [3')
+    both = write(12)
+    assert both[:5] == first
+    assert len({tuple(entry["p"]) for entry in both}) == len(both) == 12
+    assert [entry["k"] for entry in both] == ["file"] * 12
+    more = write(8)[12:]  # all prompts are answered: it invents some, by other random numbers each time
+    assert {entry["k"] for entry in more} == {"invented"}
+    once_more = write(8)[12 + len(more) :]
+    assert [entry["r"] for entry in more] != [entry["r"] for entry in once_more]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("minutes", 0.0), ("minutes", -5.0), ("minutes", float("inf")), ("max_steps", 0)]
+)
+def test_runs_without_an_end_are_refused(name, value, tmp_path):
+    with pytest.raises(ValueError, match=f"^{name}: expected "):
+        recipe.train("tiny", tmp_path / "head", **{name: value})
 
 
 def test_train_writes_text_trains_resumes_and_exports(tmp_path, monkeypatch):
