@@ -27,7 +27,7 @@ HEADS = [
 
 
 def trees_of(tree: DraftTree) -> list[dict]:
-    """Each request's tree as plain lists; checks what CONTRACTS.md says of the slots that are not used."""
+    """Each request's tree as plain lists; checks what tree.h says of the slots that are not used."""
     trees = []
     for b in range(tree.tokens.shape[0]):
         n = int(tree.num_nodes[b])

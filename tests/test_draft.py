@@ -85,7 +85,7 @@ def test_published_trees(name):
     ids=str,
 )
 def test_hidden_states_equal_a_naive_head(case, dtype):
-    """Traps 1, 3, 6 to 10, 12 of SEMANTICS.md 2.13: positions, pairing, norms, fc, biases, head sizes."""
+    """What heads get wrong: positions, pairing, norms, fc, biases, head sizes."""
     rig = Rig.random(case, dtype)
     features, tokens = rig.pairs(33)
     got = rig.prompt(0, features, tokens)
@@ -359,7 +359,7 @@ def from_scratch(rig, **options):
     ids=str,
 )
 def test_cycles_with_ragged_acceptance_equal_drafting_from_scratch(case, dtype):
-    """SEMANTICS.md 2.8: the accepted pairs replace what the tree left in the cache, whatever was accepted."""
+    """The accepted pairs replace what the tree left in the cache, whatever was accepted."""
     random = np.random.default_rng(3)
     rig = Rig.random(case, dtype, batch=4, capacity=80, paged=4)
     features, tokens = rig.fill([4, 1, 9, 6])

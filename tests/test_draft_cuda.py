@@ -30,7 +30,7 @@ def int32(*values):
 
 
 class Composed:
-    """A head as SEMANTICS.md 2.5 and 2.6 have it, over one request's rows, from the public ops."""
+    """A head over one request's rows, from the public ops."""
 
     def __init__(self, rig: Rig, request: int):
         names = ("kind", "heads", "kv_heads", "dim", "eps", "scale", "post", "before", "layers", "tensors")

@@ -1,4 +1,4 @@
-"""draft with a static tree (SEMANTICS.md 2.4) against a naive head run along every node's own path."""
+"""draft with a static tree against a naive head run along every node's own path."""
 
 from __future__ import annotations
 

@@ -70,7 +70,6 @@ def test_a_shape_is_its_paths(paths):
 
 
 def test_published_and_simple_shapes():
-    """SEMANTICS.md 2.4."""
     shape = MC_SIM_7B_63
     assert (shape.num_nodes, shape.levels, shape.top_k) == (25, 5, 4)
     assert [shape.nodes_within(level) for level in range(1, 6)] == [4, 12, 20, 23, 25]

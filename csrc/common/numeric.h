@@ -2,7 +2,7 @@
 // Arithmetic shared by every backend: the same bits from g++ at any vector width, from the emulator, from
 // nvcc.
 //
-// Rules (NUMERICS.md): contraction off, every fused multiply-add written fma(), no libm transcendental. The
+// Rules: contraction off, every fused multiply-add written fma(), no libm transcendental. The
 // functions are branch-free so that a loop over them vectorises; always inlined, so that no copy compiled for
 // a newer processor can be picked by the linker for an older one.
 #include <bit>

@@ -1,5 +1,5 @@
 #pragma once
-// Counter-based noise: a pure function of (seed, position, token) (NUMERICS.md, noise).
+// Counter-based noise: a pure function of (seed, position, token) (docs/bit_exactness.md).
 // Philox-4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #include <cstdint>
 

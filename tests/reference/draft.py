@@ -1,5 +1,5 @@
-"""Naive draft heads and dynamic trees, written from SEMANTICS.md 2.1, 2.2, 2.5 and 2.6. Works in the dtype it
-is given."""
+"""Naive draft heads and dynamic trees, written from the papers (EAGLE-1 to EAGLE-3) and the comments of
+draft.h. Works in the dtype it is given."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def best(scores: Tensor, count: int) -> list[int]:
 
 
 def log_probs(logits: Tensor, temperature: float, tau: float, noise: Tensor | None) -> Tensor:
-    """Ranking and confidence of a row's draft tokens (NUMERICS.md, coupled drafting)."""
+    """Ranking and confidence of a row's draft tokens (docs/coupled_drafting.md)."""
     wide = logits.to(torch.float64)
     if noise is not None and temperature >= 1e-5:
         wide = (wide + temperature * noise) / tau

@@ -1,4 +1,4 @@
-"""Sampling in fp64, written from NUMERICS.md (noise, choosing a token), with exact Philox bits."""
+"""Sampling in fp64, written from docs/bit_exactness.md and docs/sampling.md, with exact Philox bits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def random_bits(seed: int, position: int, vocab: int) -> np.ndarray:
 
 
 def uniform(bits: np.ndarray) -> np.ndarray:
-    """v of NUMERICS.md in fp32: one rounding of r to fp32, one of the sum."""
+    """Of 32 random bits r, in fp32: one rounding of r, one of the sum."""
     v = (bits.astype(np.float32).astype(np.float64) * 2.0**-32 + 2.0**-33).astype(np.float32)
     return np.minimum(v, np.float32(1 - 2.0**-24))
 

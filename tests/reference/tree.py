@@ -1,4 +1,4 @@
-"""Naive trees in plain Python, written from SEMANTICS.md 2.2 and the comments of tree.h."""
+"""Naive trees in plain Python, written from EAGLE-2 (section 4) and the comments of tree.h."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The accepting walks in plain Python, from the comments of verify.h and SEMANTICS.md 2.9 and 2.10."""
+"""The accepting walks in plain Python, from the comments of verify.h and docs/rejection.md."""
 
 from __future__ import annotations
 
@@ -198,8 +198,9 @@ def verify_rejection(
 
 
 def acceptance(scheme, children, p, q=None, *, wrong=None):
-    """(probability that each child is accepted, that each token is drawn instead), written from SEMANTICS
-    2.10. Rows of fractions that sum to 1. `wrong`: a rule that was in use somewhere and is not exact."""
+    """(probability that each child is accepted, that each token is drawn instead), written from
+    docs/rejection.md. Rows of fractions that sum to 1. `wrong`: a rule that was in use somewhere and is not
+    exact."""
     accept, reached, left, rest = [], Fraction(1), list(p), q and list(q)
     if scheme == "coin_walk":
         return [p[x] for x in children], [0 if x in children else p[x] for x in range(len(p))]

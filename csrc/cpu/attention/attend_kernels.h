@@ -5,7 +5,7 @@
 
 namespace eagle::cpu {
 
-inline constexpr int kChunk = 256;    // keys reduced from empty (NUMERICS.md, attention)
+inline constexpr int kChunk = 256;    // keys reduced from empty (eagle_cuda/attention.h)
 inline constexpr int kLaneKeys = 16;  // key j of a chunk is added to the row sum's lane j % 16
 inline constexpr int kKeyBlock = 64;  // keys whose scores are computed at a time
 

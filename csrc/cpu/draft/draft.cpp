@@ -1,5 +1,5 @@
 // The whole draft phase: extend along the accepted path, `levels` levels of top-k expansion, rerank
-// (SEMANTICS.md 2.2, 2.8).
+// (eagle_cuda/draft.h).
 //
 // A beam row is run only while its children can still enter the tree. Scores never grow along a path and an
 // equal score loses to a smaller flat index, so a row scoring no more than the node_limit-th best candidate

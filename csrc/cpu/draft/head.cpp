@@ -1,4 +1,4 @@
-// The draft head, composed from the other nouns' kernels (SEMANTICS.md 2.5 and 2.6).
+// The draft head, composed from the other nouns' kernels (eagle_cuda/draft.h).
 #include "cpu/draft/head.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 #pragma once
-// Which positions a row sees, and which of them the tensor cores reduce (NUMERICS: attention).
+// Which positions a row sees, and which of them the tensor cores reduce (docs/bit_exactness.md).
 #include <cstdint>
 
 #include "cuda/attention/attend.h"

@@ -1,5 +1,5 @@
 // The whole draft phase: extend along the accepted path, `levels` levels of top-k expansion, rerank
-// (SEMANTICS.md 2.2, 2.8). In one cooperative launch (persistent.cuh) where that is possible, else in many
+// (eagle_cuda/draft.h). In one cooperative launch (persistent.cuh) where that is possible, else in many
 // (launches.cuh); the results are the same to the bit. The kernel takes bf16 and fp16 heads of head size 64
 // or 128, of up to 3 layers and 128 KV heads, whose rows (embedding, features and their parts, MLP) are
 // multiples of 16 bytes; weight formats but int8_dynamic; up to 64 rows of a level's beams in the batch; and

@@ -7,7 +7,7 @@
 // q, in fp32 elsewhere. Which of the two is a matter of positions.
 //
 // Layout invariance: a result depends on the positions of the keys only, never on the slot of a node, the
-// page layout, the batch or the other nodes (NUMERICS.md, attention). Plain decoding is the one-node tree,
+// page layout, the batch or the other nodes (docs/bit_exactness.md). Plain decoding is the one-node tree,
 // prefill a chain. A tree may fork at most 31 levels above a node; rows of CUDA's bf16 and fp16 kernels
 // beyond that are NaN. Chains, and the trunk of a tree, may be longer.
 #include <cstdint>

@@ -1,7 +1,7 @@
 #pragma once
 // draft: the draft head over committed tokens, and the whole draft phase in one call.
 //
-// Pairing (SEMANTICS.md 2.1): draft row i holds (embedding of token i+1, target feature i), stands at RoPE
+// Pairing: draft row i holds (embedding of token i+1, target feature i), stands at RoPE
 // position i, and predicts token i+2's place, i.e. the row of the root predicts the root's children.
 #include <cstdint>
 #include <vector>

@@ -1,7 +1,8 @@
 #pragma once
 // linear: weights packed once, then skinny matrix products whose rows do not depend on each other.
 //
-// Row invariance: row i of every result is bitwise what a call with row i alone gives (NUMERICS.md, linear).
+// Row invariance: row i of every result is bitwise what a call with row i alone gives
+// (docs/bit_exactness.md).
 #include <cstdint>
 
 #include "eagle_cuda/tensor_view.h"
@@ -97,7 +98,7 @@ struct RmsNormParams {
 // Uncoupled row (no temperature given, or temperature[m] < 1e-5): rank by the logit q;
 //   log_probs = log_softmax(q).
 // Coupled row: rank by z = q + T * g(seed, position, target id), T = temperature[m];
-//   log_probs = log_softmax(z / tau)   (NUMERICS.md, coupled drafting).
+//   log_probs = log_softmax(z / tau)   (docs/coupled_drafting.md).
 // log_probs are clamped to <= 0; NaN counts as -inf. A row with fewer than k usable logits is filled up with
 // the lowest unused ids at -inf.
 struct LmHeadTopkParams {
