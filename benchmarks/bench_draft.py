@@ -51,7 +51,7 @@ from eagle_cuda.verify import Accepted
 from eagle_decode.loading import named_shape
 
 BF16 = torch.bfloat16
-H, INNER, HEADS, KV_HEADS, D, V, VD, AUX = 576, 1536, 9, 3, 64, 49152, 8192, 3
+H, INNER, HEADS, KV_HEADS, D, V, VD, AUX = 576, 1536, 9, 3, 64, 49152, 16384, 3
 EPS = 1e-5
 ACCEPTED = 2
 MEMORY_PIECES, PIECE_BYTES = 12, 16 << 20  # that are read from memory: several times what caches hold

@@ -254,6 +254,8 @@ def test_demo_compares_and_says_so(folders, monkeypatch):
     assert "identical for 2 of 2 prompts" in shown
     assert shown.count("yes") == 3
     assert "per cycle" in shown
+    assert "(int8)" in shown
+    assert "(stored)" in run(*arguments, "--prompt", "Hello", "--head-format", "stored").stdout
     without_cycles = run(*arguments, "--prompt", "Hello", "--max-new-tokens", "1").stdout
     assert "identical for 1 of 1 prompts" in without_cycles
     (heading,) = [line for line in shown.splitlines() if "speed-up" in line]

@@ -271,7 +271,9 @@ app.command()(train)
 def demo(
     target: TargetOption = "smollm2-135m",
     head: HeadOption = "demo",
-    head_format: HeadFormatOption = None,
+    head_format: Annotated[
+        str, typer.Option(help="the head's weights: fp8, int8, int4, int8_dynamic, or as stored: stored")
+    ] = "int8",
     prompt: Annotated[
         list[str] | None, typer.Option(help="instead of the built-in ones; may be given several times")
     ] = None,
@@ -291,14 +293,14 @@ def demo(
         console,
         target,
         head,
-        head_format=head_format,
+        head_format=None if head_format == "stored" else head_format,
         dtype="bfloat16",
         tree=tree,
         max_batch=1,
     )
     import eagle_cuda
 
-    setting = f"{target}, head {head}, {tree}, {eagle_cuda.num_threads()} threads."
+    setting = f"{target}, head {head} ({head_format}), {tree}, {eagle_cuda.num_threads()} threads."
     identical = run_demo(
         console,
         engine,
