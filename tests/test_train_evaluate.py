@@ -52,6 +52,18 @@ def test_draft_tree_holds_the_most_probable_paths(target):
     assert set(paths) == expected
 
 
+def test_a_draft_vocabulary_smaller_than_top_k_is_all_tried(target):
+    features, tokens = torch.randn(3, 96), torch.tensor([5, 6, 7])
+    trees = []
+    for top_k in (3, 8):
+        torch.manual_seed(0)
+        drafter = Drafter(random_head(draft_vocab_size=3), target.embedding)
+        with torch.inference_mode():
+            drafter.extend(tokens, features)
+            trees.append(drafter.draft(TreeShape(levels=2, top_k=top_k, num_nodes=9)))
+    assert trees[0] == trees[1]
+
+
 def test_accepted_length_walks_the_tree():
     tokens, parents = [5, 9, 7, 9], [-1, -1, 0, 2]
     assert accepted_length(tokens, parents, [5, 7, 9, 1]) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ class StoredTensors(Mapping):
     _stored: dict[str, Any]
     _source: Path
 
+    @abstractmethod
     def _read(self, name: str) -> torch.Tensor:
-        raise NotImplementedError
+        """The tensor of a name that is there."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._stored:
